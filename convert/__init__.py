@@ -1,0 +1,1 @@
+"""Contracts to plans to GGUF, and the proof of the result."""

@@ -1,0 +1,1 @@
+"""Pinned sources and known answers: what this tool itself says is official."""

@@ -1,0 +1,45 @@
+"""The one exception family: an error says what, where, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class Sam3dError(Exception):
+    """A refusal that a user can act on.
+
+    Args:
+        what: what is wrong, one sentence without a full stop.
+        where: the file, JSON pointer, tensor or byte offset it concerns.
+        expected: what would have been right.
+        action: what the user can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", action: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.action = action
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.expected:
+            text += f"; expected {self.expected}"
+        if self.action:
+            text += f". {self.action}"
+        return text
+
+
+class InputError(Sam3dError):
+    """An input that is not what it should be: wrong kind, malformed, out of bounds."""
+
+
+class ContractError(Sam3dError):
+    """Tensors or configuration that do not meet the contract."""
+
+
+class SandboxError(Sam3dError):
+    """The sandbox is missing, could not start, or ended a worker that hit a limit."""
+
+
+class OutputError(Sam3dError):
+    """A destination that cannot be written, exists already, or did not read back."""
