@@ -86,7 +86,7 @@ test: setup test-packages lint typecheck
     "{{ bin }}/python" -m pytest -m "$marks"
 
 # All tests: with the slow ones, and the comparisons with PyTorch
-test-full: setup test-packages oracle lint typecheck
+test-full: setup test-packages oracle lint typecheck oracle-typecheck
     "{{ bin }}/python" -m pytest
 
 # What some tests start; they are left out without it
@@ -103,6 +103,13 @@ lint: setup
 typecheck: setup
     @"{{ bin }}/mypy"
     @PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "{{ bin }}/pyright"
+
+# mypy on the programs that run in the oracle environment
+[private]
+oracle-typecheck: oracle
+    @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file /dev/null --strict --allow-untyped-calls \
+        --disable-error-code import-untyped --python-executable .oracle/bin/python \
+        tests/oracle/*.py benchmarks/plain.py
 
 # Make .oracle/: PyTorch (CPU) and friends, which tests and benchmarks run as a second program
 oracle: setup
