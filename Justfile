@@ -133,7 +133,7 @@ oracle: setup
 
 # Full-shape conversion against the plain way in PyTorch (writes benchmarks/results.json)
 bench *options: setup oracle
-    @"{{ bin }}/python" benchmarks/bench.py {{ options }}
+    @"{{ bin }}/python" -m benchmarks.bench {{ options }}
 
 # Coverage-guided fuzzing of the parsers, SECONDS for each target
 fuzz seconds="60": setup

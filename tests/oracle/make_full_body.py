@@ -152,7 +152,7 @@ def checkpoint() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Write both files and say how large the checkpoint is."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)

@@ -262,7 +262,7 @@ class Mhr(Module):
 
 def main() -> None:
     """Write the archive and say how large it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vertices", type=int, default=18439)
     parser.add_argument("--faces", type=int, default=36874)
