@@ -64,4 +64,7 @@ def _open(choice: SandboxChoice) -> Sandbox:
         )
     if choice.kind == "bubblewrap":
         return bubblewrap.find()
-    raise SandboxError("Docker is not supported yet")
+    # Only here: the client takes longer to import than a sandbox to start.
+    from sam3d_gguf.extractors.sandbox import containers
+
+    return containers.find(choice.base)
