@@ -38,7 +38,7 @@ class Inputs:
 
 def inputs(cache: Path) -> Inputs:
     """Generate the files once."""
-    made = Inputs(cache / "full" / "model.ckpt", cache / "full" / "mhr_model.pt")
+    made = Inputs(cache / "model.ckpt", cache / "mhr_model.pt")
     for path, script in ((made.checkpoint, "make_full_body.py"), (made.mhr, "make_full_mhr.py")):
         if not path.exists():
             subprocess.run(
@@ -174,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layout", nargs="+", default=["single", "components"])
-    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "bench")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "full-shape")
     options = parser.parse_args()
     cache: Path = options.cache
     cache.mkdir(parents=True, exist_ok=True)
