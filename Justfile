@@ -64,6 +64,7 @@ wheel-demo: setup
     set -euo pipefail
     away=$(mktemp -d)
     trap 'rm -rf "$away"' EXIT
+    rm -rf build
     {{ uv }} build --quiet --wheel --out-dir "$away/dist"
     {{ uv }} export --quiet --locked --no-dev --no-emit-project --output-file "$away/locked.txt" >/dev/null
     {{ uv }} venv --quiet --python "{{ bin }}/python" "$away/venv"
