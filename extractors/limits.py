@@ -37,7 +37,7 @@ class Limits:
     memo: int = 1_000_000
     text_bytes: int = 1 << 20
     integer_bytes: int = 128
-    nesting: int = 128
+    nesting: int = 200
     steps: int = 2_000_000
     entries: int = 65_536
     tensors: int = 65_536

@@ -101,11 +101,13 @@ class Pickle:
         value: its value.
         end: the offset just past its STOP.
         globals: every global that it names, each once, in order of first use.
+        persistent: every object that it refers to by a persistent id, in order.
     """
 
     value: Value
     end: int
     globals: tuple[Global, ...]
+    persistent: tuple[Persistent, ...]
 
 
 class Op(IntEnum):
@@ -209,6 +211,7 @@ class _Machine:
         "limits",
         "marks",
         "memo",
+        "persistent",
         "position",
         "stack",
         "start",
@@ -224,6 +227,7 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Value] = {}
         self.globals: dict[Global, None] = {}
+        self.persistent: list[Persistent] = []
 
     def run(self) -> Pickle:
         at = self.position
@@ -254,7 +258,7 @@ class _Machine:
         value = self.pop()
         if self.stack or self.marks:
             raise _Malformed("STOP leaves values on the stack")
-        return Pickle(value, self.position, tuple(self.globals))
+        return Pickle(value, self.position, tuple(self.globals), tuple(self.persistent))
 
     # The bytes
 
@@ -328,6 +332,11 @@ class _Machine:
             raise _Malformed("names a global by something that is not text")
         found = Global(module, name)
         self.globals[found] = None
+        self.push(found)
+
+    def push_persistent(self, key: Value) -> None:
+        found = Persistent(key)
+        self.persistent.append(found)
         self.push(found)
 
     # Opcodes without an argument
@@ -428,7 +437,7 @@ class _Machine:
         target.states.append(state)
 
     def binpersid(self) -> None:
-        self.push(Persistent(self.pop()))
+        self.push_persistent(self.pop())
 
     def stack_global(self) -> None:
         name = self.pop()
@@ -449,7 +458,7 @@ class _Machine:
         self.push(Object(function, tuple(self.pop_to_mark())))
 
     def persid(self) -> None:
-        self.push(Persistent(_utf8(self.line())))
+        self.push_persistent(_utf8(self.line()))
 
     def proto(self) -> None:
         version = self.take(1)[0]
