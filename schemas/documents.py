@@ -17,6 +17,7 @@ import functools
 import importlib.resources
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from jsonschema import Draft202012Validator
@@ -48,15 +49,33 @@ def schema(name: str) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", loads(data, where=f"{name}{_SUFFIX}"))
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way in which a document misses its schema: where (keys and indices) and how."""
+
+    parts: tuple[str | int, ...]
+    what: str
+    expected: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}; expected {self.expected}" if self.expected else self.what
+
+
+def faults(value: JsonValue, schema_name: str) -> Iterator[Fault]:
+    """Yields every fault of a parsed document."""
+    for error in _validator(schema_name).iter_errors(value):
+        yield from _faults(error)
+
+
 def validate(value: JsonValue, schema_name: str, *, where: str) -> None:
     """Checks a parsed document against the schema of that name.
 
     Raises:
         InputError: the first fault, at its JSON pointer.
     """
-    fault = next(_validator(schema_name).iter_errors(value), None)
+    fault = next(faults(value, schema_name), None)
     if fault is not None:
-        raise _as_input_error(fault, where)
+        raise InputError(fault.what, where=located(where, fault.parts), expected=fault.expected)
 
 
 def package_document(package: str, *path: str, schema_name: str) -> Any:
@@ -111,25 +130,23 @@ def _whole_pattern(
         yield ValidationError("the string does not match its pattern")
 
 
-def _as_input_error(fault: ValidationError, where: str) -> InputError:
-    parts = list(fault.absolute_path)
-    keyword = str(fault.validator)
+def _faults(error: ValidationError) -> Iterator[Fault]:
+    parts = tuple(error.absolute_path)
+    keyword = str(error.validator)
     if keyword == "required":
-        return InputError(shorten(fault.message), where=located(where, parts))
-    if keyword in ("additionalProperties", "unevaluatedProperties"):
-        parts.append(_unknown_property(fault))
-        return InputError("the property is unknown", where=located(where, parts))
-    return InputError(
-        f"the value {shorten(repr(fault.instance))} is refused",
-        where=located(where, parts),
-        expected=f"{keyword} {shorten(str(fault.validator_value))}",
-    )
+        yield Fault(parts, shorten(error.message))
+    elif keyword in ("additionalProperties", "unevaluatedProperties"):
+        for name in _unknown_properties(error):
+            yield Fault((*parts, name), "the property is unknown")
+    else:
+        found = f"the value {shorten(repr(error.instance))} is refused"
+        yield Fault(parts, found, f"{keyword} {shorten(str(error.validator_value))}")
 
 
-def _unknown_property(fault: ValidationError) -> str:
-    instance = cast("Mapping[str, object]", fault.instance)
-    rules = cast("Mapping[str, Mapping[str, object]]", fault.schema)
+def _unknown_properties(error: ValidationError) -> Iterator[str]:
+    instance = cast("Mapping[str, object]", error.instance)
+    rules = cast("Mapping[str, Mapping[str, object]]", error.schema)
     known, patterns = rules.get("properties", {}), rules.get("patternProperties", {})
-    return next(
-        key for key in instance if key not in known and not any(re.search(p, key) for p in patterns)
-    )
+    for name in instance:
+        if name not in known and not any(re.search(p, name) for p in patterns):
+            yield name
