@@ -108,7 +108,7 @@ typecheck: setup
 # mypy on the programs that run in the oracle environment
 [private]
 oracle-typecheck: oracle
-    @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file /dev/null --strict --allow-untyped-calls \
+    @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
         --disable-error-code import-untyped --python-executable .oracle/bin/python \
         tests/oracle/*.py benchmarks/plain.py
 
