@@ -41,6 +41,8 @@ Numbers = tuple[int | None, int | None]
 
 ALLOWED: dict[str, Numbers] = {
     "pread64": (17, 67),
+    "preadv": (295, 69),
+    "preadv2": (327, 286),
     "read": (0, 63),
     "write": (1, 64),
     "pwrite64": (18, 68),
