@@ -207,6 +207,7 @@ class _Malformed(Exception):
 class _Machine:
     __slots__ = (
         "data",
+        "frame_end",
         "globals",
         "limits",
         "marks",
@@ -220,7 +221,7 @@ class _Machine:
 
     def __init__(self, data: bytes, position: int, limits: Limits, where: str) -> None:
         self.data = data
-        self.position = self.start = position
+        self.position = self.start = self.frame_end = position
         self.limits = limits
         self.where = where
         self.stack: list[Value] = []
@@ -241,6 +242,8 @@ class _Machine:
                 if handler is None:
                     raise _Malformed(f"0x{code:02x} is no opcode that a checkpoint may hold")
                 handler(self)
+                if at < self.frame_end < self.position:
+                    raise _Malformed("an opcode crosses the end of its frame")
                 if len(self.stack) > self.limits.stack:
                     raise _Malformed(f"puts more than {self.limits.stack} values on the stack")
             raise _Malformed(f"has more than {self.limits.opcodes} opcodes")
@@ -466,8 +469,12 @@ class _Machine:
             raise _Malformed(f"protocol {version} is newer than 5")
 
     def frame(self) -> None:
-        if self.number(_U64) > len(self.data) - self.position:
+        if self.position < self.frame_end:
+            raise _Malformed("a frame begins inside another")
+        size = self.number(_U64)
+        if size > len(self.data) - self.position:
             raise _Malformed("a frame reaches past the end")
+        self.frame_end = self.position + size
 
 
 _Handler: TypeAlias = Callable[[_Machine], None]
@@ -530,16 +537,18 @@ def _raw_unicode(line: bytes, _limits: Limits) -> Value:
 
 _DECIMAL_INTEGER = re.compile(rb"-?[0-9]+")
 _DECIMAL_FLOAT = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|inf|nan)")
-_DIGITS_PER_BYTE = 2.41
+_CHARACTERS_PER_BYTE = 3
 _FLOAT_CHARACTERS = 400
 
 
 def _decimal(line: bytes, limits: Limits) -> int:
     if not _DECIMAL_INTEGER.fullmatch(line):
         raise _Malformed("a decimal integer that is none")
-    if len(line) > limits.integer_bytes * _DIGITS_PER_BYTE:
+    short = len(line) <= limits.integer_bytes * _CHARACTERS_PER_BYTE
+    value = int(line) if short else None
+    if value is None or value.bit_length() >= limits.integer_bytes * 8:
         raise _Malformed(f"an integer of more than {limits.integer_bytes} bytes")
-    return int(line)
+    return value
 
 
 def _int_or_bool(line: bytes, limits: Limits) -> Value:
