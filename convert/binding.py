@@ -149,7 +149,7 @@ class BoundContract:
 
     def semantics(self) -> tuple[Semantics, ...]:
         """Returns all metadata that changes results: the constants and the bound dimensions."""
-        dims = (d for d in self.contract.dimensions if d.key is not None)
+        dims = (d for d in self.contract.dimensions if d.key is not None and d.name in self.dims)
         bound = (Semantics(str(d.key), "uint32", self.dims[d.name]) for d in dims)
         return (*self.contract.semantics, *bound)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -56,7 +56,7 @@ class BindingError(ContractError):
 
 
 def pair_renamed(
-    missing: dict[str, Signature], extra: dict[str, Signature]
+    missing: Mapping[str, Signature], extra: Mapping[str, Signature]
 ) -> list[tuple[str, str]]:
     """Pairs missing tensors with extra ones of the same dtype and shape and a similar name.
 
@@ -95,7 +95,7 @@ def shape_text(dtype: str, shape: Sequence[int]) -> str:
 
 
 def _pair_prefixed(
-    missing: dict[str, Signature], extra: dict[str, Signature]
+    missing: Mapping[str, Signature], extra: Mapping[str, Signature]
 ) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     taken: set[str] = set()
