@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from sam3d_gguf.extractors.describe import function_name, label
@@ -42,10 +42,10 @@ class _Level:
 
 
 class Survey:
-    """Visits every object below `root` once, whatever cycles or shared parts it has.
+    """Visits every object below the roots once, whatever cycles or shared parts they have.
 
     Args:
-        root: the value of a pickle.
+        roots: the values of the pickles, each with the first part of its paths or "".
         wanted: the `id` of each tensor call that has a name already.
         limits: bounds on what is reported.
         where: what to call the file in errors.
@@ -58,13 +58,15 @@ class Survey:
         InputError: there is more to report than the limits allow, or it nests too deeply.
     """
 
-    def __init__(self, root: Value, wanted: Container[int], *, limits: Limits, where: str) -> None:
+    def __init__(
+        self, roots: Mapping[str, Value], wanted: Container[int], *, limits: Limits, where: str
+    ) -> None:
         self.inert: dict[str, Inert] = {}
         self.excluded: list[Excluded] = []
         self._wanted = wanted
         self._limits = limits
         self._where = where
-        self._levels = [_Level("", iter([("", root)]), False)]
+        self._levels = [_Level("", iter(roots.items()), False)]
         self._visit_all()
 
     def _visit_all(self) -> None:
@@ -109,8 +111,9 @@ class Survey:
         return InputError(f"has more than {what}", where=self._where)
 
     def _path(self, name: str) -> str:
-        names = [*(level.name for level in self._levels[2:][-_NAMES:]), name]
-        return ".".join(names if len(names) <= _NAMES else ["...", *names[-_NAMES:]])
+        names = [level.name for level in self._levels[-_NAMES:] if level.name]
+        hidden = ["..."] if len(self._levels) > _NAMES + 2 else []
+        return ".".join((*hidden, *names, name))
 
 
 def _has_parts(value: Value) -> bool:

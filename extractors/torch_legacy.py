@@ -55,7 +55,7 @@ def read_torch_legacy(source: ByteSource, limits: Limits) -> Archive:
         FileKind.TORCH_LEGACY,
         wrapper,
         tree,
-        Survey(root.value, tree.wanted, limits=limits, where=source.name),
+        Survey({"": root.value}, tree.wanted, limits=limits, where=source.name),
         (system, root, keys),
         version=str(PROTOCOL_VERSION),
         ignored=tuple(key for key in storages if key not in used),

@@ -65,20 +65,17 @@ class _Reader:
         self.require_stored()
         self.require_little_endian()
         tree = ObjectTree(self.source.name, self.limits)
-        pickles = [self.pickle("data.pkl")]
-        wrapper = "module"
+        pickles = {"": self.pickle("data.pkl")}
+        root = pickles[""].value
         if self.kind is FileKind.TORCHSCRIPT:
-            pickles.append(self.pickle("constants.pkl"))
-            tree.add_module(pickles[0].value, self.locate)
-            tree.add_constants(pickles[1].value, self.locate_constant)
+            pickles["CONSTANTS"] = self.pickle("constants.pkl")
+            tree.add_module(root, self.locate)
+            tree.add_constants(pickles["CONSTANTS"].value, self.locate_constant)
+            wrapper = "module"
         else:
-            wrapper = tree.add_state_dict(pickles[0].value, self.locate)
-        survey = Survey(
-            tuple(pickle.value for pickle in pickles),
-            tree.wanted,
-            limits=self.limits,
-            where=self.source.name,
-        )
+            wrapper = tree.add_state_dict(root, self.locate)
+        roots = {name: pickle.value for name, pickle in pickles.items()}
+        survey = Survey(roots, tree.wanted, limits=self.limits, where=self.source.name)
         code = self.hash_code()
         used = self.storages | _RECORDS | code.keys()
         return build_archive(
@@ -86,7 +83,7 @@ class _Reader:
             wrapper,
             tree,
             survey,
-            tuple(pickles),
+            tuple(pickles.values()),
             root=self.zip.root,
             version=self.record("version"),
             code=code,
