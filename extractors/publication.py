@@ -282,6 +282,14 @@ class PublicationSet:
         self._publications.append(publication)
         return publication
 
+    def require_absent(self, destination: Path) -> None:
+        """Checks, before work begins, that a file could appear there.
+
+        Raises:
+            OutputError: as for `create`.
+        """
+        self._reserve(destination)
+
     def adopt(self, file: OpenedFile, destination: Path, sha256: str) -> Publication:
         """Adds a complete file, made in a scratch folder on the destination's file system.
 

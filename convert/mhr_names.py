@@ -1,0 +1,87 @@
+"""The names and the schedule that an MHR archive keeps as plain list attributes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sam3d_gguf.convert.binding import BoundContract
+from sam3d_gguf.convert.products import Products
+from sam3d_gguf.convert.rules import Parents, make_checkers, prefix_schedule
+from sam3d_gguf.extractors.object_tree import Json
+from sam3d_gguf.schemas.errors import ContractError
+
+PARENTS = "character_torch.skeleton.joint_parents"
+_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class MhrNames:
+    """Names of joints [J] and model parameters [PARAMETERS], and the prefix schedule's group sizes.
+
+    `numbered` says for which of them the archive has no names, so that they are numbers.
+    """
+
+    joints: tuple[str, ...]
+    parameters: tuple[str, ...]
+    prefix_sizes: tuple[int, ...]
+    numbered: tuple[str, ...]
+
+
+def read_names(products: Products, bound: BoundContract) -> MhrNames:
+    """Take names from the archive's list attributes, or number them where it has none.
+
+    Raises:
+        ContractError: a pinned archive has none; or they are of another count, repeat, or have
+            characters that names don't have; or the prefix sizes are not those of the hierarchy.
+    """
+    extraction = products.extraction
+    pinned = extraction.source.origin == "pinned"
+    names: dict[str, tuple[str, ...]] = {}
+    numbered: list[str] = []
+    for what, count in (("joint", bound.dims["J"]), ("parameter", bound.dims["PARAMETERS"])):
+        found = _find(extraction.attributes, f"{what}_names")
+        if found is None:
+            if pinned:
+                raise ContractError(
+                    f"the archive has no {what}_names", where=extraction.source.name
+                )
+            numbered.append(f"{what}_names")
+            found = [f"{what}_{number:03}" for number in range(count)]
+        names[what] = _checked(found, count, f"{what}_names")
+    return MhrNames(names["joint"], names["parameter"], _prefix_sizes(products), tuple(numbered))
+
+
+def _find(attributes: Mapping[str, Json], name: str) -> Json:
+    """The value of the attribute of that name, wherever it hangs; None if there is none."""
+    found = [value for path, value in attributes.items() if path.split(".")[-1] == name]
+    if any(value != found[0] for value in found):
+        raise ContractError(f"the archive has different attributes {name}")
+    return found[0] if found else None
+
+
+def _checked(value: Json, count: int, what: str) -> tuple[str, ...]:
+    names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+    good = all(_NAME.fullmatch(name) for name in names) and len(set(names)) == len(names)
+    if len(names) != count or not isinstance(value, list) or len(value) != count or not good:
+        raise ContractError(
+            f"the attribute {what} does not name {count} things",
+            expected=f"{count} different names of letters, digits and _ . : -",
+        )
+    return tuple(names)
+
+
+def _prefix_sizes(products: Products) -> tuple[int, ...]:
+    parents = products.array(products.extraction.by_name[PARENTS])
+    (checker,) = make_checkers([Parents()], parents.shape, PARENTS)
+    checker.feed(parents)
+    checker.finish()
+    stated = _find(products.extraction.attributes, "_pmi_buffer_sizes")
+    _, sizes = prefix_schedule(parents)
+    if stated is not None and stated != list(sizes):
+        raise ContractError(
+            "the attribute _pmi_buffer_sizes is not what the joint parents give",
+            expected=",".join(map(str, sizes)),
+        )
+    return sizes

@@ -1,0 +1,143 @@
+"""Moves tensors from safetensors into a GGUF file, block by block, checking values on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sam3d_gguf.convert.digests import content_sha256, semantics_sha256
+from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensor, GgufValue, ValueType, array, string
+from sam3d_gguf.convert.gguf_writer import GgufLayout, GgufWriter
+from sam3d_gguf.convert.plan import PlannedFile, PlannedTensor
+from sam3d_gguf.convert.products import BlockReader, Products
+from sam3d_gguf.convert.rules import ValueRules
+from sam3d_gguf.extractors.progress import Progress
+from sam3d_gguf.extractors.publication import PublicationSet, SealedFile
+from sam3d_gguf.schemas.errors import ContractError
+
+CONTENT_KEY = "sam3d.content_sha256"
+SEMANTICS_KEY = "sam3d.semantics_sha256"
+TENSORS_KEY = "sam3d.tensor_sha256"
+_NO_HASH = "0" * 64
+_Block = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A GGUF file that is complete, on disk and read back, but not linked into place yet."""
+
+    planned: PlannedFile
+    sealed: SealedFile
+    tensors: Mapping[str, GgufTensor]
+    sha256: Mapping[str, str]
+    content_sha256: str
+    semantics_sha256: str
+
+
+def digest_placeholders(tensor_count: int) -> dict[str, GgufValue]:
+    """Metadata of the encoded size that the digests will have."""
+    return {
+        CONTENT_KEY: string(_NO_HASH),
+        SEMANTICS_KEY: string(_NO_HASH),
+        TENSORS_KEY: array(ValueType.STRING, [_NO_HASH] * tensor_count),
+    }
+
+
+def write_gguf(
+    planned: PlannedFile,
+    products: Products,
+    publications: PublicationSet,
+    destination: Path,
+    progress: Progress,
+) -> WrittenFile:
+    """Write a planned file into a publication set and verify it there.
+
+    Raises:
+        ContractError: a value breaks a rule of the contract.
+        InputError: the safetensors don't hold what their report says.
+        OutputError: the file can't be written, or reads back differently.
+    """
+    metadata = dict(planned.metadata)
+    if planned.carries_digests:
+        metadata |= digest_placeholders(len(planned.tensors))
+    layout = GgufLayout.plan(metadata, (t.spec for t in planned.tensors.values()))
+    publication = publications.create(destination, layout.size)
+    rules = planned.contract.value_rules()
+    progress.stage(f"Write {planned.name}", layout.size)
+    with (
+        BlockReader(products) as reader,
+        GgufWriter(publication, layout, progress.advance) as writer,
+    ):
+        for name in layout.tensors:
+            tensor = planned.tensors[name]
+            writer.write(name, _data(tensor, reader, rules))
+        rules.finish()
+        reader.finish()
+        sha256 = writer.sha256
+        content = content_sha256(layout.tensors, sha256)
+        semantics = semantics_sha256(planned.semantics)
+        changes: dict[str, GgufValue] = {}
+        if planned.carries_digests:
+            hashes = [sha256[name] for name in layout.tensors]
+            changes = {
+                CONTENT_KEY: string(content),
+                SEMANTICS_KEY: string(semantics),
+                TENSORS_KEY: array(ValueType.STRING, hashes),
+            }
+        progress.stage(f"Read {planned.name} back", layout.size)
+        sealed = writer.seal(changes, progress.advance)
+        return WrittenFile(planned, sealed, layout.tensors, sha256, content, semantics)
+
+
+def _data(tensor: PlannedTensor, reader: BlockReader, rules: ValueRules) -> Iterator[memoryview]:
+    """The bytes of a tensor in the file, each block of it checked."""
+    convert = _CONVERSIONS[(tensor.dtype, tensor.spec.type)]
+    checkers = [] if tensor.bound is None else rules.checkers(tensor.bound)
+    for read in reader.blocks(tensor.file, tensor.target, tensor.sha256):
+        block = read if convert is None else convert(read, tensor.target)
+        for checker in checkers:
+            checker.feed(block)
+        yield block.view(np.uint8).data
+    for checker in checkers:
+        checker.finish()
+
+
+def restore_bf16(block: _Block, name: str) -> _Block:
+    """Returns the BF16 bits (uint16) of F32 values that were widened from BF16.
+
+    Raises:
+        ContractError: a value has more precision than BF16.
+    """
+    halves = block.view(np.uint16)
+    if halves[0::2].any():
+        raise ContractError(
+            "the values are not widened BF16: their low halves are not all zero",
+            where=name,
+            expected="what the extraction report says",
+        )
+    return np.ascontiguousarray(halves[1::2])
+
+
+def narrow_int64(block: _Block, name: str) -> _Block:
+    """Returns I64 values as I32.
+
+    Raises:
+        ContractError: a value does not fit.
+    """
+    narrow = block.astype(np.int32)
+    if not np.array_equal(narrow, block):
+        raise ContractError("an index does not fit into 32 bits", where=name)
+    return narrow
+
+
+_CONVERSIONS: Mapping[tuple[str, GgmlType], Callable[[_Block, str], _Block] | None] = {
+    ("F32", GgmlType.F32): None,
+    ("I32", GgmlType.I32): None,
+    ("F32", GgmlType.BF16): restore_bf16,
+    ("I64", GgmlType.I32): narrow_int64,
+}
