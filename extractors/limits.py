@@ -38,7 +38,7 @@ class Limits:
     text_bytes: int = 1 << 20
     integer_bytes: int = 128
     nesting: int = 200
-    steps: int = 2_000_000
+    steps: int = 1_000_000
     entries: int = 65_536
     tensors: int = 65_536
     name_characters: int = 1_024

@@ -123,5 +123,5 @@ def _has_end(source: ByteSource) -> bool:
     at = tail.rfind(b"PK\5\6")
     if at < 0 or at + _END.size > size:
         return False
-    (comment,) = _END.unpack_from(tail, at)
+    comment: int = _END.unpack_from(tail, at)[0]
     return at + _END.size + comment == size
