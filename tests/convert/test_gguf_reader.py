@@ -213,6 +213,7 @@ BROKEN = [
     (one_tensor(info("a", ((1 << 64) - 1,))), "too many elements"),
     (one_tensor(info("a", (1 << 32, 1 << 32, 1 << 32, 1 << 32))), "too many elements"),
     (one_tensor(info("a", (1 << 61,), 28)), "too many elements"),
+    (one_tensor(info("a", (1 << 62, 2), 2)), "too many elements"),
     (one_tensor(info("a", (2,), 4)), "tensor type 4 is unknown"),
     (one_tensor(info("a", (2,), 31)), "tensor type 31 is unknown"),
     (one_tensor(info("a", (2,), 0xFFFFFFFF)), "tensor type 4294967295 is unknown"),
@@ -262,6 +263,14 @@ def test_array_items_of_all_keys_together_are_bounded() -> None:
     half = array_of(0, MAX_ITEMS // 2 + 1, bytes(MAX_ITEMS // 2 + 1))
 
     with pytest.raises(InputError, match="number of array items is 1048577; expected at most"):
+        parse(Parts(metadata=[key_value("a", 9, half), key_value("b", 9, half)]).build())
+
+
+def test_arrays_inside_arrays_of_all_keys_together_are_bounded() -> None:
+    count = MAX_ARRAYS // 2 + 1
+    half = array_of(9, count, array_of(0, 0, b"") * count)
+
+    with pytest.raises(InputError, match="number of arrays in it is 16385; expected at most 16383"):
         parse(Parts(metadata=[key_value("a", 9, half), key_value("b", 9, half)]).build())
 
 

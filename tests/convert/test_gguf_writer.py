@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from sam3d_gguf.convert.gguf_format import (
 from sam3d_gguf.convert.gguf_reader import GgufFile, read_gguf
 from sam3d_gguf.convert.gguf_writer import GgufLayout, GgufWriter
 from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.extractors.hashing import ParallelHasher
 from sam3d_gguf.extractors.publication import PublicationSet, SealedFile
 from sam3d_gguf.schemas.errors import InputError
 
@@ -317,6 +319,33 @@ def test_arrays_of_any_type_and_shape_are_blocks(tmp_path: Path) -> None:
 
     assert (tmp_path / "a.gguf").read_bytes()[len(layout.header) :][:24] == values.tobytes()
     assert sum(done) == 24 + layout.size
+
+
+def test_every_block_makes_the_writer_wait_for_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = ParallelHasher.advance
+    taken: list[int] = []
+
+    def blocks() -> Iterator[bytes]:
+        for number in range(8):
+            taken.append(number)
+            yield bytes(1)
+
+    def checked(self: ParallelHasher) -> None:
+        # The hasher waits here for the block whose place the next one takes; see test_hashing.
+        advanced.append(len(taken))
+        advance(self)
+
+    advanced: list[int] = []
+    monkeypatch.setattr(ParallelHasher, "advance", checked)
+    layout = GgufLayout.plan({}, [GgufTensorSpec("a", (8,), GgmlType.I8)])
+    with PublicationSet() as publications:
+        publication = publications.create(tmp_path / "a.gguf", layout.size)
+        with GgufWriter(publication, layout) as writer:
+            writer.write("a", blocks())
+
+    assert advanced == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
