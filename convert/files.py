@@ -6,12 +6,17 @@ from collections.abc import Iterable, Mapping
 
 from sam3d_gguf.convert.binding import BoundContract, Precision
 from sam3d_gguf.convert.gguf_format import GgufValue, string, uint32
-from sam3d_gguf.convert.metadata import CompanionDigests, semantics_metadata, single_metadata
+from sam3d_gguf.convert.metadata import (
+    CompanionDigests,
+    Provenance,
+    semantics_metadata,
+    single_metadata,
+)
 from sam3d_gguf.convert.mhr_names import MhrNames
 from sam3d_gguf.convert.native import load_native_components
 from sam3d_gguf.convert.plan import PlannedFile, plan_component, plan_single
 from sam3d_gguf.convert.stream import WrittenFile
-from sam3d_gguf.extractors.extraction import Extraction, KnownAnswer, SourceIdentity
+from sam3d_gguf.extractors.extraction import Extraction, KnownAnswer, Model, SourceIdentity
 from sam3d_gguf.manifests.known_answers import KnownFile, load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import ContractError, InputError
@@ -34,16 +39,17 @@ def single_file(
     companions: Iterable[CompanionDigests] = (),
 ) -> PlannedFile:
     """The single-file GGUF of a model; `config` is Body's, `names` are MHR's."""
-    semantics = semantics_metadata(bound, names)
-    metadata = single_metadata(
-        extraction,
-        semantics,
-        bound.contract.architecture,
-        precision,
+    provenance = Provenance(
+        model=extraction.model,
+        source=extraction.source,
+        safetensors={product.file: product.sha256 for product in extraction.products},
+        precision=precision,
         config=config,
-        companions=companions,
+        companions=tuple(companions),
         numbered=() if names is None else names.numbered,
     )
+    semantics = semantics_metadata(bound, names)
+    metadata = single_metadata(provenance, semantics, bound.contract.architecture)
     tensors = plan_single(extraction, bound, precision)
     return PlannedFile(
         extraction.model, name, bound, metadata, semantics, tensors, carries_digests=True
@@ -127,7 +133,7 @@ def known_answer(written: WrittenFile, *, pinned: bool) -> KnownAnswer:
     Raises:
         ContractError: there is one, and the file is another.
     """
-    known = _known_components().get(written.planned.role) if pinned else None
+    known = known_components().get(written.planned.role) if pinned else None
     if known is None:
         return "none"
     found = (written.sealed.size, written.sealed.sha256)
@@ -141,7 +147,13 @@ def known_answer(written: WrittenFile, *, pinned: bool) -> KnownAnswer:
     return "equal"
 
 
-def _known_components() -> dict[str, KnownFile]:
+def component_sources(component: str) -> tuple[Model, str]:
+    """The model that a component is of, and the template that names its legacy file."""
+    return ("mhr", "asset_sha256") if component == "mhr.lod1" else ("body", "checkpoint_sha256")
+
+
+def known_components() -> dict[str, KnownFile]:
+    """The components that have a published size and SHA-256."""
     answers = load_known_answers()
     return {
         "body.dinov3_backbone": answers.body_backbone_gguf,

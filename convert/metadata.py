@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sam3d_gguf.convert.binding import BoundContract, Precision
@@ -18,10 +18,15 @@ from sam3d_gguf.convert.gguf_format import (
     uint64,
 )
 from sam3d_gguf.convert.mhr_names import MhrNames
-from sam3d_gguf.extractors.extraction import ROLES, Extraction, SourceIdentity
+from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity
 from sam3d_gguf.manifests.sources import load_sources
 
 SCHEMA_VERSION = 1
+CONFIG_KEY = "sam3d.source.config"
+SAFETENSORS_PREFIX = "sam3d.source.safetensors."
+COMPANION_PREFIX = "sam3d.companion."
+NUMBERED_KEY = "sam3d.mhr.numbered"
+_TENSOR_LAYOUT = "torch_contiguous; ggml_dimensions_reversed; no_data_transpose"
 _ALIGNMENT = 32
 # llama.cpp's numbers for general.file_type, which viewers show: ALL_F32 and MOSTLY_BF16.
 _FILE_TYPES: Mapping[tuple[str, Precision], int] = {("body", "source"): 32}
@@ -56,66 +61,82 @@ def semantics_metadata(bound: BoundContract, names: MhrNames | None = None) -> d
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where the tensors of a single-file GGUF come from, and what they go with.
+
+    Attributes:
+        model: "body" or "mhr".
+        source: the legacy file; its base name does not matter here.
+        safetensors: SHA-256 (hex) of the canonical safetensors in between, by base name.
+        precision: "source" or "f32".
+        config: the model configuration's file; Body only.
+        companions: the files that this one must be used with.
+        numbered: the lists of names that are mere numbers; MHR only.
+    """
+
+    model: Model
+    source: SourceIdentity
+    safetensors: Mapping[str, str]
+    precision: Precision
+    config: SourceIdentity | None = None
+    companions: tuple[CompanionDigests, ...] = ()
+    numbered: tuple[str, ...] = ()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether this tool knows every source."""
+        sources = (self.source, *(() if self.config is None else (self.config,)))
+        return all(source.origin == "pinned" for source in sources)
+
+
 def single_metadata(
-    extraction: Extraction,
-    semantics: Mapping[str, GgufValue],
-    architecture: str,
-    precision: Precision,
-    *,
-    config: SourceIdentity | None = None,
-    companions: Iterable[CompanionDigests] = (),
-    numbered: Iterable[str] = (),
+    provenance: Provenance, semantics: Mapping[str, GgufValue], architecture: str
 ) -> dict[str, GgufValue]:
     """The metadata of a single-file GGUF, but for its digests.
 
     Args:
-        extraction: what the tensors come from.
+        provenance: see there.
         semantics: see `semantics_metadata`.
         architecture: of the model.
-        precision: "source" or "f32".
-        config: the model configuration's file.
-        companions: the files that this one must be used with.
-        numbered: the lists of names that are mere numbers.
     """
-    model, source = extraction.model, extraction.source
-    pinned = source.origin == "pinned" and (config is None or config.origin == "pinned")
+    model, source = provenance.model, provenance.source
+    pinned = provenance.is_pinned
+    file_type = _FILE_TYPES.get((model, provenance.precision), 0)
     values: dict[str, GgufValue] = {
         "general.architecture": string(architecture),
         "general.type": string("model"),
         "general.name": string(_TITLES[model] + ("" if pinned else " (unpinned source)")),
         "general.alignment": uint32(_ALIGNMENT),
-        "general.file_type": uint32(_FILE_TYPES.get((model, precision), 0)),
+        "general.file_type": uint32(file_type),
         "sam3d.schema_version": uint32(SCHEMA_VERSION),
         "sam3d.component": string(model),
         "sam3d.layout": string("single"),
-        "sam3d.precision": string(precision),
-        "sam3d.tensor_layout": string(
-            "torch_contiguous; ggml_dimensions_reversed; no_data_transpose"
-        ),
+        "sam3d.precision": string(provenance.precision),
+        "sam3d.tensor_layout": string(_TENSOR_LAYOUT),
         "sam3d.origin": string("pinned" if pinned else "unpinned"),
-        **_source(f"sam3d.source.{_short_role(ROLES[model])}", source),
+        **_source(source_key(model), source),
         **semantics,
     }
-    for product in extraction.products:
-        name = product.file.removesuffix(".safetensors")
-        values[f"sam3d.source.safetensors.{name}_sha256"] = string(product.sha256)
-    if config is not None:
-        values |= _source("sam3d.source.config", config)
+    for name, sha256 in provenance.safetensors.items():
+        values[f"{SAFETENSORS_PREFIX}{name.removesuffix('.safetensors')}_sha256"] = string(sha256)
+    if provenance.config is not None:
+        values |= _source(CONFIG_KEY, provenance.config)
     if pinned:
         values |= _pinned(model, source)
-    for companion in companions:
-        prefix = f"sam3d.companion.{companion.role}"
+    for companion in provenance.companions:
+        prefix = f"{COMPANION_PREFIX}{companion.role}"
         values[f"{prefix}.architecture"] = string(companion.architecture)
         values[f"{prefix}.content_sha256"] = string(companion.content_sha256)
         values[f"{prefix}.semantics_sha256"] = string(companion.semantics_sha256)
-    lists = tuple(numbered)
-    if lists:
-        values["sam3d.mhr.numbered"] = array(ValueType.STRING, lists)
+    if provenance.numbered:
+        values[NUMBERED_KEY] = array(ValueType.STRING, provenance.numbered)
     return values
 
 
-def _short_role(role: str) -> str:
-    return role.split(".")[-1]
+def source_key(model: Model) -> str:
+    """The key below which the identity of a model's legacy file stands."""
+    return f"sam3d.source.{ROLES[model].split('.')[-1]}"
 
 
 def _source(prefix: str, source: SourceIdentity) -> dict[str, GgufValue]:

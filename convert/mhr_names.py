@@ -42,14 +42,13 @@ def read_names(products: Products, bound: BoundContract) -> MhrNames:
     numbered: list[str] = []
     for what, count in (("joint", bound.dims["J"]), ("parameter", bound.dims["PARAMETERS"])):
         found = _find(extraction.attributes, f"{what}_names")
-        if found is None:
-            if pinned:
-                raise ContractError(
-                    f"the archive has no {what}_names", where=extraction.source.name
-                )
-            numbered.append(f"{what}_names")
-            found = [f"{what}_{number:03}" for number in range(count)]
-        names[what] = _checked(found, count, f"{what}_names")
+        if found is not None:
+            names[what] = _checked(found, count, f"{what}_names")
+            continue
+        if pinned:
+            raise ContractError(f"the archive has no {what}_names", where=extraction.source.name)
+        numbered.append(f"{what}_names")
+        names[what] = tuple(f"{what}_{number:03}" for number in range(count))
     return MhrNames(names["joint"], names["parameter"], _prefix_sizes(products), tuple(numbered))
 
 

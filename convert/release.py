@@ -35,10 +35,17 @@ from sam3d_gguf.convert.plan import PlannedFile
 from sam3d_gguf.convert.products import Products, products_from_folder, products_from_source
 from sam3d_gguf.convert.request import CONFIG_ROLE, MHR_NAME, Request, read_config
 from sam3d_gguf.convert.stream import WrittenFile, write_gguf
-from sam3d_gguf.extractors.extraction import ROLES, Model, Origin, SourceIdentity
+from sam3d_gguf.extractors.extraction import (
+    ROLES,
+    Extraction,
+    Model,
+    Origin,
+    SourceIdentity,
+)
 from sam3d_gguf.extractors.litter import scratch_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet
+from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.target_folder import output_error
 from sam3d_gguf.schemas.errors import ContractError, InputError
 from sam3d_gguf.schemas.strict_json import dumps
@@ -78,6 +85,42 @@ def convert_mhr(request: Request, progress: Progress = QUIET) -> Manifest:
         mhr = _bind_mhr(run.open("mhr", request.checkpoint, request.extraction))
         run.write(_mhr_single(mhr, request.out.name, run), mhr.products)
         return run.publish("mhr", None, mhr)
+
+
+def extract_to_folder(
+    model: Model,
+    path: Path,
+    folder: Path,
+    *,
+    sandbox: SandboxChoice | None = None,
+    allow_unpinned: bool = False,
+    progress: Progress = QUIET,
+) -> Extraction:
+    """Extract a legacy file into a new folder: safetensors, and `extraction.json` beside them.
+
+    Raises:
+        InputError: the file is of another kind, malformed, not pinned, or changed meanwhile.
+        SandboxError: the sandbox is missing, or ended its reader.
+        OutputError: the folder exists, or can't be written.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_new_folder(folder))
+        publications = stack.enter_context(PublicationSet())
+        scratch = stack.enter_context(scratch_folder(folder))
+        products = stack.enter_context(
+            products_from_source(
+                model,
+                path,
+                scratch,
+                sandbox=sandbox,
+                allow_unpinned=allow_unpinned,
+                keep=True,
+                progress=progress,
+            )
+        )
+        products.publish(publications, folder)
+        publications.commit()
+        return products.extraction
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensor, GgufValue, Valu
 from sam3d_gguf.convert.gguf_writer import GgufLayout, GgufWriter
 from sam3d_gguf.convert.plan import PlannedFile, PlannedTensor
 from sam3d_gguf.convert.products import BlockReader, Products
-from sam3d_gguf.convert.rules import ValueRules
+from sam3d_gguf.convert.rules import Checker
 from sam3d_gguf.extractors.progress import Progress
 from sam3d_gguf.extractors.publication import PublicationSet, SealedFile
 from sam3d_gguf.schemas.errors import ContractError
@@ -75,7 +75,8 @@ def write_gguf(
     ):
         for name in layout.tensors:
             tensor = planned.tensors[name]
-            writer.write(name, _data(tensor, reader, rules))
+            checkers = [] if tensor.bound is None else rules.checkers(tensor.bound)
+            writer.write(name, tensor_data(tensor, reader, checkers))
         rules.finish()
         reader.finish()
         sha256 = writer.sha256
@@ -94,10 +95,15 @@ def write_gguf(
         return WrittenFile(planned, sealed, layout.tensors, sha256, content, semantics)
 
 
-def _data(tensor: PlannedTensor, reader: BlockReader, rules: ValueRules) -> Iterator[memoryview]:
-    """The bytes of a tensor in the file, each block of it checked."""
+def tensor_data(
+    tensor: PlannedTensor, reader: BlockReader, checkers: Sequence[Checker]
+) -> Iterator[memoryview]:
+    """Yields the bytes that a tensor has in its GGUF file, each block checked by all checkers.
+
+    Raises:
+        ContractError: a checker refuses a value, or it can't be converted without loss.
+    """
     convert = _CONVERSIONS[(tensor.dtype, tensor.spec.type)]
-    checkers = [] if tensor.bound is None else rules.checkers(tensor.bound)
     for read in reader.blocks(tensor.file, tensor.target, tensor.sha256):
         block = read if convert is None else convert(read, tensor.target)
         for checker in checkers:
