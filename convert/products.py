@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +15,7 @@ from sam3d_gguf.convert.contract_types import TensorSpec
 from sam3d_gguf.extractors.extract import extract, reread
 from sam3d_gguf.extractors.extraction import REPORT, ExtractedTensor, Extraction, Model
 from sam3d_gguf.extractors.files import OpenedFile, open_source
-from sam3d_gguf.extractors.hashing import BLOCK_BYTES, Digest, ParallelHasher, hash_file
+from sam3d_gguf.extractors.hashing import BLOCK_BYTES, hash_file
 from sam3d_gguf.extractors.materialize import NUMPY_DTYPE
 from sam3d_gguf.extractors.products import SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
@@ -46,16 +44,11 @@ class Products:
         return {t.name: TensorSpec(t.source_dtype, t.shape) for t in self.extraction.tensors}
 
     def array(self, tensor: ExtractedTensor) -> NDArray[Any]:
-        """Returns a small tensor whole, in its safetensors dtype.
-
-        Raises:
-            InputError: the bytes are not those of the report.
-        """
+        """Returns a small tensor whole, in its safetensors dtype."""
         header = self.headers[tensor.file]
         entry = header.entries[tensor.target]
         source = self.files[tensor.file].source
         data = source.pread(header.data_start + entry.begin, entry.nbytes)
-        _require_sha256(hashlib.sha256(data).hexdigest(), tensor.sha256, source.name, tensor.target)
         return np.frombuffer(data, NUMPY_DTYPE[tensor.dtype]).reshape(tensor.shape)
 
     def publish(self, publications: PublicationSet, folder: Path) -> None:
@@ -68,70 +61,40 @@ class Products:
 
 
 class BlockReader:
-    """Reads tensors in blocks that stay untouched while five more are read, and hashes them.
+    """Reads tensors in blocks that stay untouched while five more are read.
 
-    with BlockReader(products) as reader:
-        for block in reader.blocks("other.safetensors", "init_pose.weight", sha256):
-            ...
-        reader.finish()
+    The files were hashed through the same descriptors when they were opened; `finish` checks that
+    nobody changed them since.
     """
 
     def __init__(self, products: Products) -> None:
         self._products = products
-        self._hasher = ParallelHasher(1, depth=_BLOCKS_ALIVE)
-        self._expected: list[tuple[Digest, str, str, str]] = []
+        self._memory = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(_BLOCKS_ALIVE)]
+        self._next = 0
 
-    def blocks(self, file: str, target: str, sha256: str | None) -> Iterator[NDArray[Any]]:
+    def blocks(self, file: str, target: str) -> Iterator[NDArray[Any]]:
         """Yields the elements of a tensor, 1-D in C order, in its safetensors dtype.
 
         Args:
             file, target: the safetensors file and the tensor's name there.
-            sha256: what `finish` holds the bytes to; None where the caller does that.
         """
         header = self._products.headers[file]
         entry = header.entries[target]
         source = self._products.files[file].source
-        digest = hashlib.sha256()
         for start in range(entry.begin, entry.end, BLOCK_BYTES):
-            block = self._hasher.block()[: min(BLOCK_BYTES, entry.end - start)]
+            block = self._memory[self._next][: min(BLOCK_BYTES, entry.end - start)]
+            self._next = (self._next + 1) % _BLOCKS_ALIVE
             source.pread_into(header.data_start + start, block)
-            if sha256 is not None:
-                self._hasher.update(0, digest, block)
             yield np.frombuffer(block, NUMPY_DTYPE[entry.dtype])
-        if sha256 is not None:
-            self._expected.append((digest, sha256, source.name, target))
 
     def finish(self) -> None:
-        """Compares the hashes of all tensors that were read.
+        """Checks that what was read is what was hashed.
 
         Raises:
-            InputError: the bytes of one are not those of the report.
+            InputError: a file was changed meanwhile.
         """
-        self._hasher.wait()
-        for digest, expected, where, target in self._expected:
-            _require_sha256(digest.hexdigest(), expected, where, target)
-        self._expected.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._hasher.__exit__(kind, error, traceback)
-
-
-def _require_sha256(found: str, expected: str, where: str, target: str) -> None:
-    if found != expected:
-        raise InputError(
-            f"the tensor {target!r} has SHA-256 {found}",
-            where=where,
-            expected=f"{expected}, as {REPORT} says",
-            action="Extract again",
-        )
+        for file in self._products.files.values():
+            file.assert_unchanged()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from sam3d_gguf.convert.products import BlockReader, Products
 from sam3d_gguf.convert.rules import Checker
 from sam3d_gguf.extractors.progress import Progress
 from sam3d_gguf.extractors.publication import PublicationSet, SealedFile
-from sam3d_gguf.schemas.errors import ContractError
+from sam3d_gguf.schemas.errors import ContractError, InputError
 
 CONTENT_KEY = "sam3d.content_sha256"
 SEMANTICS_KEY = "sam3d.semantics_sha256"
@@ -69,10 +69,8 @@ def write_gguf(
     publication = publications.create(destination, layout.size)
     rules = planned.contract.value_rules()
     progress.stage(f"Write {planned.name}", layout.size)
-    with (
-        BlockReader(products) as reader,
-        GgufWriter(publication, layout, progress.advance) as writer,
-    ):
+    reader = BlockReader(products)
+    with GgufWriter(publication, layout, progress.advance) as writer:
         for name in layout.tensors:
             tensor = planned.tensors[name]
             checkers = [] if tensor.bound is None else rules.checkers(tensor.bound)
@@ -80,6 +78,8 @@ def write_gguf(
         rules.finish()
         reader.finish()
         sha256 = writer.sha256
+        for name, tensor in planned.tensors.items():
+            _require_same(tensor, sha256[name])
         content = content_sha256(layout.tensors, sha256)
         semantics = semantics_sha256(planned.semantics)
         changes: dict[str, GgufValue] = {}
@@ -104,13 +104,28 @@ def tensor_data(
         ContractError: a checker refuses a value, or it can't be converted without loss.
     """
     convert = _CONVERSIONS[(tensor.dtype, tensor.spec.type)]
-    for read in reader.blocks(tensor.file, tensor.target, tensor.sha256):
+    for read in reader.blocks(tensor.file, tensor.target):
         block = read if convert is None else convert(read, tensor.target)
         for checker in checkers:
             checker.feed(block)
         yield block.view(np.uint8).data
     for checker in checkers:
         checker.finish()
+
+
+def keeps_bytes(tensor: PlannedTensor) -> bool:
+    """Whether a tensor has the same bytes in the GGUF file as in the safetensors file."""
+    return _CONVERSIONS[(tensor.dtype, tensor.spec.type)] is None
+
+
+def _require_same(tensor: PlannedTensor, sha256: str) -> None:
+    if keeps_bytes(tensor) and sha256 != tensor.sha256:
+        raise InputError(
+            f"the tensor {tensor.target!r} has SHA-256 {sha256}",
+            where=tensor.file,
+            expected=f"{tensor.sha256}, as the extraction report says",
+            action="Extract again",
+        )
 
 
 def restore_bf16(block: _Block, name: str) -> _Block:

@@ -50,6 +50,7 @@ class Verification:
         files: one report for each GGUF file.
         problems: what is wrong beyond the single files.
         origin: what proves where the release comes from; empty if nothing does.
+        proven: the names of the files whose origin is proven.
     """
 
     manifest: Manifest | None = None
@@ -57,6 +58,7 @@ class Verification:
     files: list[FileReport] = field(default_factory=list[FileReport])
     problems: list[str] = field(default_factory=list[str])
     origin: list[str] = field(default_factory=list[str])
+    proven: set[str] = field(default_factory=set[str])
 
     @property
     def is_good(self) -> bool:
@@ -71,9 +73,11 @@ class Verification:
         label = ""
         if self.manifest is not None:
             label = f" ({self.manifest.status}, {self.manifest.origin})"
-        if self.origin:
+        unproven = [file.name for file in self.files if file.name not in self.proven]
+        if not unproven:
             return f"verified{label}"
-        return f"consistent{label}; origin not proven: give --expect-sha256 or --source"
+        of = "" if len(unproven) == len(self.files) else f" of {', '.join(unproven)}"
+        return f"consistent{label}; origin{of} not proven: give --expect-sha256 or --source"
 
     def to_document(self) -> JsonInput:
         """The document that `--json` prints; `document_schemas/verification.schema.json`."""
@@ -320,6 +324,7 @@ def _check_expected(result: Verification, expected: list[str], paths: Sequence[P
             )
     if expected and set(found) <= set(expected):
         result.origin.append("the expected SHA-256 of " + ", ".join(path.name for path in paths))
+        result.proven.update(report.name for report in result.files)
     elif expected and not result.problems:
         result.problems.append("not every file has an expected SHA-256")
 
@@ -348,6 +353,7 @@ def _take_proof(path: Path, proof: SourceProof, result: Verification) -> None:
     elif not proof.differs:
         derived = f"every tensor derived again from {path.name} ({proof.origin})"
         result.origin.append(f"{derived}: {', '.join(proof.files)}")
+        result.proven.update(proof.files)
 
 
 def _known_origin(result: Verification) -> None:
@@ -356,3 +362,4 @@ def _known_origin(result: Verification) -> None:
         known = None if file.claims is None else known_components().get(file.claims.role)
         if known is not None and known.sha256 == file.sha256:
             result.origin.append(f"the published SHA-256 of {file.name}")
+            result.proven.add(file.name)

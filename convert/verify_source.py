@@ -12,7 +12,7 @@ from sam3d_gguf.convert.mhr_names import read_names
 from sam3d_gguf.convert.native import load_native_components
 from sam3d_gguf.convert.plan import PlannedTensor, plan_component, plan_single
 from sam3d_gguf.convert.products import BlockReader, Products
-from sam3d_gguf.convert.stream import tensor_data
+from sam3d_gguf.convert.stream import keeps_bytes, tensor_data
 from sam3d_gguf.convert.verify_file import Claims, FileReport
 from sam3d_gguf.extractors.extraction import Model, Origin
 from sam3d_gguf.extractors.progress import Progress
@@ -87,16 +87,16 @@ def _compare(claims: Claims, products: Products, report: FileReport, progress: P
             claims.names.prefix_sizes,
         ):
             report.problems.append("the names or prefix sizes are not those of the source")
-    with BlockReader(products) as reader:
-        for name, plan in planned.items():
-            sha256 = _sha256(plan, reader)
-            if sha256 != report.tensor_sha256[name]:
-                found = report.tensor_sha256[name]
-                report.problems.append(
-                    f"the tensor {name} has SHA-256 {found}; the source gives {sha256}"
-                )
-            progress.advance(claims.gguf.tensors[name].nbytes)
-        reader.finish()
+    reader = BlockReader(products)
+    for name, plan in planned.items():
+        sha256 = plan.sha256 if keeps_bytes(plan) else _sha256(plan, reader)
+        if sha256 != report.tensor_sha256[name]:
+            found = report.tensor_sha256[name]
+            report.problems.append(
+                f"the tensor {name} has SHA-256 {found}; the source gives {sha256}"
+            )
+        progress.advance(claims.gguf.tensors[name].nbytes)
+    reader.finish()
 
 
 def _sha256(tensor: PlannedTensor, reader: BlockReader) -> str:
