@@ -12,7 +12,11 @@ from sam3d_gguf.convert.rules import Parents, make_checkers, prefix_schedule
 from sam3d_gguf.extractors.object_tree import Json
 from sam3d_gguf.schemas.errors import ContractError
 
+# Where pymomentum's classes keep them (pymomentum/torch/character.py).
 PARENTS = "character_torch.skeleton.joint_parents"
+JOINT_NAMES = "character_torch.skeleton.joint_names"
+PARAMETER_NAMES = "character_torch.parameter_transform.parameter_names"
+PREFIX_SIZES = "character_torch.skeleton._pmi_buffer_sizes"
 _NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 
@@ -40,8 +44,11 @@ def read_names(products: Products, bound: BoundContract) -> MhrNames:
     pinned = extraction.source.origin == "pinned"
     names: dict[str, tuple[str, ...]] = {}
     numbered: list[str] = []
-    for what, count in (("joint", bound.dims["J"]), ("parameter", bound.dims["PARAMETERS"])):
-        found = _find(extraction.attributes, f"{what}_names")
+    for what, path, count in (
+        ("joint", JOINT_NAMES, bound.dims["J"]),
+        ("parameter", PARAMETER_NAMES, bound.dims["PARAMETERS"]),
+    ):
+        found = _find(extraction.attributes, path)
         if found is not None:
             names[what] = _checked(found, count, f"{what}_names")
             continue
@@ -52,11 +59,14 @@ def read_names(products: Products, bound: BoundContract) -> MhrNames:
     return MhrNames(names["joint"], names["parameter"], _prefix_sizes(products), tuple(numbered))
 
 
-def _find(attributes: Mapping[str, Json], name: str) -> Json:
-    """The value of the attribute of that name, wherever it hangs; None if there is none."""
-    found = [value for path, value in attributes.items() if path.split(".")[-1] == name]
+def _find(attributes: Mapping[str, Json], path: str) -> Json:
+    """The value of an attribute; where its path has none, of all those of its last name."""
+    if path in attributes:
+        return attributes[path]
+    name = path.split(".")[-1]
+    found = [value for other, value in attributes.items() if other.split(".")[-1] == name]
     if any(value != found[0] for value in found):
-        raise ContractError(f"the archive has different attributes {name}")
+        raise ContractError(f"the archive has different attributes {name}", expected=path)
     return found[0] if found else None
 
 
@@ -76,7 +86,7 @@ def _prefix_sizes(products: Products) -> tuple[int, ...]:
     (checker,) = make_checkers([Parents()], parents.shape, PARENTS)
     checker.feed(parents)
     checker.finish()
-    stated = _find(products.extraction.attributes, "_pmi_buffer_sizes")
+    stated = _find(products.extraction.attributes, PREFIX_SIZES)
     _, sizes = prefix_schedule(parents)
     if stated is not None and stated != list(sizes):
         raise ContractError(
