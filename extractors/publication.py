@@ -337,7 +337,8 @@ class PublicationSet:
         except BaseException as error:
             for publication in self._publications:
                 publication.unlink()
-            journals.remove_primary()
+            with contextlib.suppress(OSError):
+                journals.remove_primary()
             if isinstance(error, OSError):
                 raise output_error(error, self._publications[-1].destination) from error
             raise
@@ -368,7 +369,10 @@ class PublicationSet:
 
     def _sync_folders(self) -> None:
         for folder in self._folders:
-            os.fsync(folder.fd)
+            try:
+                os.fsync(folder.fd)
+            except OSError as error:
+                raise output_error(error, folder.path) from error
 
     def __enter__(self) -> Self:
         return self
