@@ -62,7 +62,7 @@ def _print(found: Inspection) -> None:
         out.print(f"wrapper: {cell(found.wrapper)}")
     _list("metadata", (f"{key} = {value}" for key, value in (found.metadata or {}).items()))
     _list("shared storage", (", ".join(names) for names in found.shared))
-    _list("not a tensor", (f"{what}: {reason}" for what, reason in found.left_out))
+    _list("left out", (f"{what}: {reason}" for what, reason in found.left_out))
     _list("inert call", (f"{name} x{count} at {path}" for path, name, count in found.inert))
     _list("global named", found.globals)
     _list("code, never run", (f"{name} {sha256}" for name, sha256 in (found.code or {}).items()))
