@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sam3d_gguf.convert.binding import BoundContract, Precision
+from sam3d_gguf.convert.contract_types import TensorSpec
 from sam3d_gguf.convert.gguf_format import GgufValue, string, uint32
 from sam3d_gguf.convert.metadata import (
     CompanionDigests,
@@ -63,17 +64,22 @@ def component_file(
     values: Mapping[str, str | int],
     names: MhrNames | None = None,
 ) -> PlannedFile:
-    """A component of the native contract; `values` fill its templates."""
+    """A component of the native contract; `values` fill its templates.
+
+    Its semantics are those that the file alone gives: a component has no dimensions of other parts.
+    """
     native = load_native_components()[component]
     rendered = native.render({**bound.dims, **values})
-    metadata = {key: _native_value(value) for key, value in rendered.items()}
+    tensors = plan_component(extraction, bound, native)
+    specs = {name: TensorSpec(t.spec.type.name, t.spec.shape) for name, t in tensors.items()}
+    part = native.bind(specs, native.dimensions(native.read(rendered)), where=component)
     return PlannedFile(
         component,
         COMPONENT_FILES[component],
         bound,
-        metadata,
-        semantics_metadata(bound, names),
-        plan_component(extraction, bound, native),
+        {key: _native_value(value) for key, value in rendered.items()},
+        semantics_metadata(part, names),
+        tensors,
         carries_digests=False,
     )
 
