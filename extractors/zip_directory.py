@@ -214,11 +214,6 @@ class _Reader:
             action="Fetch the file again, or save it again with torch.save",
         )
 
-    def take(self, offset: int, size: int, what: str) -> bytes:
-        if offset < 0 or offset + size > self.source.size:
-            raise self.error(f"{what} reaches outside the file")
-        return self.source.pread(offset, size)
-
     # The end of the archive
 
     def directory(self) -> _Directory:
@@ -273,7 +268,7 @@ class _Reader:
     # The central directory
 
     def entries(self, directory: _Directory) -> Iterator[_Entry]:
-        data = self.take(directory.offset, directory.size, "the zip directory")
+        data = self.source.pread(directory.offset, directory.size)
         at = 0
         for _ in range(directory.entries):
             if at + _CENTRAL.size > len(data):
@@ -365,8 +360,8 @@ class _Reader:
             raise self.error(
                 f"{quoted(entry.name)} overlaps another member, or bytes lie before it"
             )
-        fields = _LOCAL.unpack(self.take(entry.at, _LOCAL.size, "a member"))
-        rest = self.take(entry.at + _LOCAL.size, fields[9] + fields[10], "a member's header")
+        fields = _LOCAL.unpack(self.source.pread(entry.at, _LOCAL.size))
+        rest = self.source.pread(entry.at + _LOCAL.size, fields[9] + fields[10])
         offset = entry.at + _LOCAL.size + len(rest)
         self.same(entry, fields, rest[: fields[9]])
         self.same_sizes(entry, fields, self.extra(entry.name, rest[fields[9] :]))
@@ -401,7 +396,7 @@ class _Reader:
         layouts = [layout for layout in _DESCRIPTORS if layout.size == size]
         if not entry.flags & _HAS_DESCRIPTOR or not layouts:
             raise self.error(f"{size} bytes lie behind {quoted(entry.name)}")
-        values = layouts[0].unpack(self.take(at, size, "a data descriptor"))
+        values = layouts[0].unpack(self.source.pread(at, size))
         if values not in (
             (entry.crc32, entry.stored, entry.size),
             (_DESCRIPTOR_SIGNATURE, entry.crc32, entry.stored, entry.size),
