@@ -92,6 +92,10 @@ def import_python(name: str, packages: tuple[Package, ...]) -> None:
             link = tarfile.TarInfo("usr/bin/python3")
             link.type, link.linkname = tarfile.SYMTYPE, str(python.executable)
             tar.addfile(link)
+            # Everybody may write to it: only a read-only root keeps the worker from doing so.
+            folder = tarfile.TarInfo("writable")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o777
+            tar.addfile(folder)
         file.flush()
         docker.from_env().api.import_image_from_file(  # pyright: ignore[reportUnknownMemberType]
             file.name, repository=name, tag="latest"
