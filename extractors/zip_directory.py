@@ -237,7 +237,7 @@ class _Reader:
 
     def directory64(self, at: int, locator: bytes, short: _Directory) -> tuple[int, _Directory]:
         _, disk, start, disks = _LOCATOR.unpack(locator)
-        if start != at - _END64.size or start < 0:
+        if start != at - _END64.size:
             raise self.error("has no zip64 end record right before its locator")
         record = _END64.unpack(self.source.pread(start, _END64.size))
         signature, record_size, _, _, here_disk, first_disk, here, entries, size, offset = record
