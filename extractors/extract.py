@@ -27,6 +27,7 @@ from sam3d_gguf.extractors.extraction import (
     Model,
     Origin,
     SourceIdentity,
+    display_name,
     known_products,
 )
 from sam3d_gguf.extractors.files import OpenedFile, open_source
@@ -218,7 +219,7 @@ def _read(
         result = run_worker(job, sandbox or SandboxChoice())
         sha256 = before.result().sha256
     origin = _origin(model, source, sha256)
-    identity = SourceIdentity(source.path.name, source.size, sha256, origin)
+    identity = SourceIdentity(display_name(source.path), source.size, sha256, origin)
     return identity, _report(source, kind, folder, result), result
 
 
