@@ -470,6 +470,8 @@ def begin_to_drain(stand: Stand, reader: int, writer: int) -> BaseProcess:
     os.write(writer, bytes(PAGE))
     caller = stand.begin("drain")
     # The pipe is full until the worker, locked down, reads the first page.
+    _, writable, _ = select.select([caller.sentinel], [writer], [])
+    assert writable, "the caller ended before its worker read"
     os.write(writer, bytes(PAGE))
     os.close(reader)
     assert not all_readers_gone(writer, 0)
