@@ -208,8 +208,8 @@ def _remove_if_abandoned(folder_fd: int, name: str, *, follow: bool) -> None:
 
 def _is_ours(status: os.stat_result) -> bool:
     """Whether a run of this user made it; root's runs lend their folders to an unprivileged user."""
-    users = {os.geteuid()} | ({UNPRIVILEGED} if os.geteuid() == 0 else set())
-    return status.st_uid in users
+    user = os.geteuid()
+    return status.st_uid == user or (user == 0 and status.st_uid == UNPRIVILEGED)
 
 
 def _undo(folder_fd: int, journal_fd: int, *, follow: bool) -> None:
