@@ -79,8 +79,9 @@ def _explain_namespaces(said: str, root: Path) -> SandboxError:
         return SandboxError(
             f"this container does not let bubblewrap make namespaces ({said})",
             action=(
-                "Run on the host, or start the container with --security-opt seccomp=unconfined "
-                f"--security-opt apparmor=unconfined. {_MANUAL}"
+                "Run on the host, or start the container with seccomp=unconfined, "
+                "apparmor=unconfined and systempaths=unconfined, each after --security-opt. "
+                f"{_MANUAL}"
             ),
         )
     return SandboxError(f"bubblewrap can't make its namespaces here: {said}", action=_MANUAL)

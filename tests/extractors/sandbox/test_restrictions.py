@@ -55,7 +55,9 @@ def test_settings_that_allow_are_not_blamed(tmp_path: Path) -> None:
 
 def test_a_container_is_recognized(tmp_path: Path) -> None:
     write(tmp_path, ".dockerenv")
-    assert "--security-opt seccomp=unconfined" in explain(REFUSALS[1], tmp_path).action
+    action = explain(REFUSALS[1], tmp_path).action
+    for option in ("seccomp", "apparmor", "systempaths"):
+        assert f"{option}=unconfined" in action
 
 
 def test_an_old_bubblewrap(tmp_path: Path) -> None:

@@ -125,22 +125,34 @@ def become(user: int | None) -> None:
     """Turn this process into one of an ordinary user who can read Python and this checkout."""
     if user is None:
         return
-    assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
-    mount("--make-rprivate", "/")
-    needed = {Path(sys.prefix), Path(sys.base_prefix), Path(sam3d_gguf.__path__[0]).parent}
-    for folder in sorted(needed):
-        closed = [
-            path for path in reversed(folder.parents) if not path.stat().st_mode & stat.S_IXOTH
-        ]
-        if closed:
-            stage = tempfile.mkdtemp()
-            mount("--bind", str(folder), stage)
-            mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(closed[0]))
-            folder.mkdir(parents=True)
-            mount("--bind", stage, str(folder))
+    open_to_all()
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
+
+
+def open_to_all() -> None:
+    """Let everybody reach Python and this checkout, in a mount namespace of this process alone."""
+    assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
+    mount("--make-rprivate", "/")
+    needed = {Path(sys.prefix), Path(sys.base_prefix), Path(sam3d_gguf.__path__[0]).parent}
+    closed = {folder: closed_parent(folder) for folder in sorted(needed) if closed_parent(folder)}
+    mount("-t", "tmpfs", "tmpfs", "/mnt")
+    stages = {folder: Path(f"/mnt/{number}") for number, folder in enumerate(closed)}
+    for folder, stage in stages.items():
+        stage.mkdir()
+        mount("--bind", str(folder), str(stage))
+    for parent in set(closed.values()):
+        mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(parent))
+    for folder, stage in stages.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        mount("--bind", str(stage), str(folder))
+
+
+def closed_parent(folder: Path) -> Path | None:
+    """The outermost folder above that only its owner may enter."""
+    parents = reversed(folder.parents)
+    return next((path for path in parents if not path.stat().st_mode & stat.S_IXOTH), None)
 
 
 def mount(*arguments: str) -> None:
@@ -472,7 +484,8 @@ def begin_to_drain(stand: Stand, reader: int, writer: int) -> BaseProcess:
     # The pipe is full until the worker, locked down, reads the first page.
     _, writable, _ = select.select([caller.sentinel], [writer], [])
     assert writable, "the caller ended before its worker read"
-    os.write(writer, bytes(PAGE))
+    select.select([caller.sentinel], [writer], [])
+    assert caller.is_alive()
     os.close(reader)
     assert not all_readers_gone(writer, 0)
     return caller
@@ -503,6 +516,31 @@ def test_an_unexpected_failure_shows_its_traceback(stand: Stand) -> None:
 def test_a_worker_that_does_not_import_is_no_result(stand: Stand) -> None:
     with pytest.raises(SandboxError, match="No module named 'no_such_module'"):
         stand.attack("fail to import")
+
+
+WITHOUT_MOUNT = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
+CHECK = """
+from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.extractors.sandbox.run import check_sandbox
+print(check_sandbox(SandboxChoice()))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up root's rights")
+def test_root_that_may_not_mount_has_a_sandbox(tmp_path: Path) -> None:
+    # So is root in a container that may make user namespaces.
+    said = tmp_path / "said"
+
+    def body() -> None:
+        open_to_all()
+        with said.open("w") as file:
+            command = [*WITHOUT_MOUNT, sys.executable, "-c", CHECK]
+            subprocess.run(command, stdout=file, stderr=file, check=False)
+
+    process = multiprocessing.get_context("fork").Process(target=body)
+    process.start()
+    process.join()
+    assert said.read_text().startswith("bubblewrap ")
 
 
 def test_the_source_must_be_read_only(tmp_path: Path) -> None:
