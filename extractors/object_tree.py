@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from sam3d_gguf.extractors.describe import describe, label, summary
 from sam3d_gguf.extractors.limits import Limits
-from sam3d_gguf.extractors.pickle_machine import Object, Value
+from sam3d_gguf.extractors.pickle_machine import Value
 from sam3d_gguf.extractors.survey import Excluded
 from sam3d_gguf.extractors.tensor_ref import ITEMSIZE, StorageRef, TensorRef
 from sam3d_gguf.extractors.torch_objects import (
@@ -253,8 +253,8 @@ class ObjectTree:
         self.tensors[name] = tensor
 
     def _add_constant(self, name: str, value: Value, locate: Locate) -> None:
-        if len(self.wanted) > self._limits.tensors:
-            raise self._error(f"has more than {self._limits.tensors} tensors")
+        if len(self.constants) + len(self.excluded) == self._limits.tensors:
+            raise self._error(f"has more than {self._limits.tensors} tensors among its constants")
         self.wanted.add(id(value))
         try:
             view = read_tensor(value, self._limits)
@@ -300,7 +300,7 @@ def _located(name: str, view: TensorView, locate: Locate) -> TensorRef:
 
 def _parts(value: Value) -> Iterable[tuple[str, Value]] | None:
     """Return what an attribute path continues into, None where it ends."""
-    if isinstance(value, Object) and is_module(value):
+    if is_module(value):
         return [part for state in value.states for part in _state_parts(state)]
     if isinstance(value, list | tuple):
         return ((str(index), item) for index, item in enumerate(value))

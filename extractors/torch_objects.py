@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeGuard
 
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.pickle_machine import Dict, Global, Object, Persistent, Value
@@ -160,7 +161,7 @@ def dict_pairs(value: Value) -> list[tuple[Value, Value]] | None:
     return pairs + value.pairs
 
 
-def is_tensor(value: Value) -> bool:
+def is_tensor(value: Value) -> TypeGuard[Object]:
     """Whether the value is a call that would rebuild a tensor, a readable one or not."""
     if not isinstance(value, Object):
         return False
@@ -173,7 +174,7 @@ def is_known(value: Object) -> bool:
     return is_tensor(value) or _called(value) in _PLAIN_CALLS
 
 
-def is_module(value: Value) -> bool:
+def is_module(value: Value) -> TypeGuard[Object]:
     """Whether the value is an object of a class that a TorchScript archive's code defines."""
     return isinstance(value, Object) and _called(value).startswith("__torch__.")
 
@@ -226,7 +227,7 @@ def _called(value: Object) -> str:
 
 
 def _read(value: Value, limits: Limits, depth: int) -> TensorView | SparseCoo:
-    if not isinstance(value, Object) or not is_tensor(value):
+    if not is_tensor(value):
         raise UnreadableTensor("wraps something that is not a tensor")
     called = _called(value)
     if called in _UNREADABLE:

@@ -277,11 +277,9 @@ class _Reader:
             name_at = at + _CENTRAL.size
             extra_at = name_at + fields[10]
             at = extra_at + fields[11] + fields[12]
-            if at > len(data):
-                raise self.error("has a directory entry that is cut short")
             yield self.entry(fields, data[name_at:extra_at], data[extra_at : extra_at + fields[11]])
         if at != len(data):
-            raise self.error("has more in its directory than it says")
+            raise self.error("has a directory of another size than it says")
 
     def entry(self, fields: tuple[int, ...], raw_name: bytes, extra: bytes) -> _Entry:
         flags, method, crc32, stored, size = fields[3], fields[4], fields[7], fields[8], fields[9]

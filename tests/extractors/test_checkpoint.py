@@ -121,6 +121,10 @@ def test_names_written_by_python_2_are_text() -> None:
             "holds object of my.code.Model",
         ),
         (
+            Call(Global("collections", "OrderedDict"), ([["a"]],)),
+            "holds object of collections.OrderedDict",
+        ),
+        (
             Call(Global("collections", "OrderedDict"), (7,)),
             "holds object of collections.OrderedDict",
         ),
@@ -142,6 +146,14 @@ def test_what_names_no_tensors_is_refused(tree: Tree, reason: str) -> None:
 
 
 # Tensors
+
+
+FROM_TYPE: tuple[Any, ...] = (
+    tensor().function,
+    Global("my.code", "Tagged"),
+    tensor().arguments,
+    {},
+)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +193,8 @@ def test_what_names_no_tensors_is_refused(tree: Tree, reason: str) -> None:
         (tensor(storage=storage("0", 6, "FloatStorage", ("v", 0, 6))), "views a part of its storage"),
         (tensor(storage=storage("0", 6, "FloatStorage", 7)), "in an unknown way"),
         (Call(tensor().function, tensor().arguments, {"a": 1}), "is changed after"),
+        (Raw(assemble(tensor()) + b"K\1a"), "is changed after"),
+        (Raw(assemble(tensor()) + b"K\1K\2s"), "is changed after"),
         (Call(tensor().function, tensor().arguments[:5]), "another number of arguments"),
         (Call(tensor().function, (*tensor().arguments, {"neg": True})), "conjugated or negated"),
         (Call(tensor().function, (*tensor().arguments, {"conj": True})), "conjugated or negated"),
@@ -206,6 +220,24 @@ def test_tensors_that_cannot_be_read_are_refused_by_name(bad: Tree, reason: str)
     refused(
         zip_checkpoint({"good": tensor(), "bad": bad}), f"model.ckpt: the tensor 'bad' .*{reason}"
     )
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        tensor((5, 0), (10, 1), 9),
+        tensor([2], [3]),
+        tensor(Call(Global("torch", "Size"), ((2, 3),))),
+        Call(tensor().function, (*tensor().arguments, None)),
+        Call(tensor().function, (*tensor().arguments, {})),
+        Call(tensor().function, (*tensor().arguments, {"conj": False, "neg": False})),
+        rebuild("_rebuild_parameter_with_state", tensor(), True, {}, {"tag": 1}),
+        rebuild("_rebuild_from_type", *FROM_TYPE, module="torch.tensor"),
+        rebuild("_rebuild_from_type", *FROM_TYPE, module="torch._tensor"),
+    ],
+)
+def test_unusual_forms_are_read(good: Tree) -> None:
+    assert list(read(zip_checkpoint({"a": good})).tensors) == ["a"]
 
 
 def test_wrapping_has_an_end() -> None:
@@ -249,7 +281,30 @@ def test_sparse_tensors_become_two(rest: tuple[bool, ...]) -> None:
     [
         (sparse(INDICES, VALUES, (4, 5), kind=layout("torch.sparse_csr")), "torch.sparse_csr"),
         (sparse(INDICES, VALUES, (4, 5), kind=Call(Global("os", "system"), ("id",))), "layout id"),
+        (
+            sparse(
+                INDICES, VALUES, (4, 5), kind=Call(Global("os", "system"), ("torch.sparse_coo",))
+            ),
+            "layout torch.sparse_coo",
+        ),
         (sparse(INDICES, VALUES), "unknown way"),
+        (sparse(tensor(), VALUES, (4, 5)), "indices that are not a matrix"),
+        (
+            sparse(tensor((3,), (1,), 0, storage("i", 6, "LongStorage")), VALUES, (4, 5)),
+            "indices that are not a matrix",
+        ),
+        (
+            sparse(
+                INDICES, rebuild("_rebuild_sparse_tensor", COO, (INDICES, VALUES, (4, 5))), (4, 5)
+            ),
+            "unknown way",
+        ),
+        (
+            sparse(
+                rebuild("_rebuild_sparse_tensor", COO, (INDICES, VALUES, (4, 5))), VALUES, (4, 5)
+            ),
+            "unknown way",
+        ),
         (sparse(VALUES, VALUES, (4, 5)), "indices that are not a matrix"),
         (sparse(INDICES, tensor((2,), (1,)), (4, 5)), "disagree"),
         (sparse(INDICES, VALUES, (4,)), "disagree"),
@@ -445,6 +500,12 @@ def test_what_is_not_plain_is_content() -> None:
     }
 
 
+def test_two_paths_of_one_spelling_are_refused() -> None:
+    refused(script_archive(module({"a.b": 1, "a": module({"b": 2})})), "attribute 'a.b' twice")
+    tree = module({"a.b": tensor(), "a": module({"b": tensor()})})
+    refused(script_archive(tree), "tensor 'a.b' twice")
+
+
 def test_constants_are_apart_and_none_is_required() -> None:
     odd = tensor(storage=storage("1", 3, "ComplexFloatStorage"))
     archive = read(
@@ -460,6 +521,17 @@ def test_constants_are_apart_and_none_is_required() -> None:
     assert [one.path for one in archive.excluded] == ["CONSTANTS.c1"]
     assert [one.path for one in archive.content] == ["CONSTANTS.c2"]
     assert archive.ignored == ("constants/1",)
+
+
+def test_constants_have_a_limit() -> None:
+    data = script_archive(
+        module({"a": 1}),
+        constants=(tensor(), tensor(storage=storage("x"))),
+        members={"constants/0": bytes(24)},
+    )
+
+    assert len(read(data).constants) == 1
+    refused(data, "more than 1 tensors among its constants", Limits(tensors=1))
 
 
 def test_storages_of_older_archives_lie_in_tensors() -> None:
