@@ -23,8 +23,8 @@ class SandboxChoice:
     Args:
         kind: `bubblewrap`, or `docker`.
         base: for Docker only, an image with Python 3.11 or newer and NumPy. It is resolved to its
-            ID, and the ID is what runs and what `WorkerResult.sandbox` names. None means the image
-            that the Dockerfile's pinned base gives, while the pin is filled.
+            ID, and the ID is what runs and what `WorkerResult.sandbox` names. None: the one that
+            image.json pins, where it does.
     """
 
     kind: SandboxKind = "bubblewrap"

@@ -62,7 +62,8 @@ def explain(stderr: str, root: Path = Path("/")) -> SandboxError:
     if any(word in last for word in _NAMESPACE_WORDS):
         return _explain_namespaces(last, root)
     action = ""
-    if "Permission denied" in stderr:
+    # A package in a folder that may not be listed is not found, instead of refused.
+    if "Permission denied" in stderr or "No module named" in last:
         action = "Every user must be able to read Python, NumPy and this package (chmod -R a+rX)"
     return SandboxError(f"the sandbox could not start its worker: {last}", action=action)
 

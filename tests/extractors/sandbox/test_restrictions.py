@@ -66,8 +66,15 @@ def test_an_old_bubblewrap(tmp_path: Path) -> None:
     assert "0.8.0" in error.expected
 
 
-def test_files_that_the_unprivileged_user_can_not_read(tmp_path: Path) -> None:
-    error = explain("bwrap: execvp /opt/python/bin/python3: Permission denied", tmp_path)
+@pytest.mark.parametrize(
+    "said",
+    [
+        "bwrap: execvp /opt/python/bin/python3: Permission denied",
+        "ModuleNotFoundError: No module named 'numpy.typing'",
+    ],
+)
+def test_files_that_the_unprivileged_user_can_not_read(tmp_path: Path, said: str) -> None:
+    error = explain(said, tmp_path)
     assert "chmod -R a+rX" in error.action
 
 
