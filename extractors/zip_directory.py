@@ -34,6 +34,7 @@ _FLAGS = _HAS_DESCRIPTOR | _UTF8 | 0b110  # and deflate's own two
 _ZIP64 = 0x0001
 _EXTRAS = {_ZIP64, 0x4246, 0x5455, 0x7875}  # sizes; torch's padding "FB"; times; owner
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+_NEWEST_VERSION = 45  # that of zip64 (4.4.3)
 _BLOCK = 1 << 20
 
 
@@ -291,6 +292,8 @@ class _Reader:
             raise self.error(f"{quoted(name)} is encrypted")
         if flags & ~_FLAGS:
             raise self.error(f"{quoted(name)} has the unknown flags 0x{flags & ~_FLAGS:x}")
+        if fields[2] > _NEWEST_VERSION:
+            raise self.error(f"{quoted(name)} needs the zip version {fields[2]}")
         if method not in (STORED, DEFLATED):
             raise self.error(f"{quoted(name)} has the unknown compression method {method}")
         if comment:
@@ -374,6 +377,8 @@ class _Reader:
             raise self.error(f"{quoted(entry.name)} has no local header")
         if raw_name != entry.raw_name:
             raise self.error(f"{quoted(entry.name)} has another name in its local header")
+        if fields[1] > _NEWEST_VERSION:
+            raise self.error(f"{quoted(entry.name)} needs the zip version {fields[1]}")
         if fields[2] != entry.flags or fields[3] != entry.method:
             raise self.error(f"{quoted(entry.name)} has other flags or method in its local header")
 

@@ -154,6 +154,7 @@ class Entry:
     def fields(self) -> dict[str, Any]:
         return {
             "flags": self.flags | (8 if self.descriptor else 0),
+            "version": 20,
             "method": self.method,
             "crc32": zlib.crc32(self.data),
             "stored": len(self.stored()),
@@ -166,7 +167,7 @@ class Entry:
         deferred = {"crc32": 0, "stored": 0, "size": 0} if self.descriptor else {}
         f: dict[str, Any] = {**self.fields(), "signature": b"PK\3\4", **deferred, **self.local}
         header: bytes = (
-            struct.pack("<4sHHHHH", f["signature"], 20, f["flags"], f["method"], 0, 33)
+            struct.pack("<4sHHHHH", f["signature"], f["version"], f["flags"], f["method"], 0, 33)
             + struct.pack("<III", f["crc32"], f["stored"], f["size"])
             + struct.pack("<HH", len(f["name"]), f.get("extra_size", len(f["extra"])))
             + f["name"]
@@ -178,7 +179,8 @@ class Entry:
         f: dict[str, Any] = {**self.fields(), "comment": b"", "disk": 0, "at": at}
         f = {"signature": b"PK\1\2", **f, **self.central}
         header: bytes = (
-            struct.pack("<4sHHHHHH", f["signature"], 20, 20, f["flags"], f["method"], 0, 33)
+            struct.pack("<4sHHH", f["signature"], 20, f["version"], f["flags"])
+            + struct.pack("<HHH", f["method"], 0, 33)
             + struct.pack("<III", f["crc32"], f["stored"], f["size"])
             + struct.pack("<HHH", len(f["name"]), len(f["extra"]), len(f["comment"]))
             + struct.pack("<HHII", f["disk"], 0, 0, f["at"])

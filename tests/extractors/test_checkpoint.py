@@ -29,8 +29,10 @@ from memory_source import memory_source
 
 from sam3d_gguf.extractors.archive import Archive
 from sam3d_gguf.extractors.checkpoint import check_storages, read_archive
+from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.materialize import iter_blocks
+from sam3d_gguf.extractors.torch_zip import read_torch_zip
 from sam3d_gguf.schemas.errors import InputError
 
 UTILS = "torch._utils"
@@ -684,6 +686,14 @@ def test_each_storage_is_checked_once() -> None:
         check_storages(source, read_archive(source), checked.append)
 
     assert checked == [24, 24]
+
+
+def test_a_member_that_went_missing_is_told() -> None:
+    with (
+        memory_source(zip_checkpoint({"a": tensor()})) as source,
+        pytest.raises(InputError, match="has no member 'constants"),
+    ):
+        read_torch_zip(source, FileKind.TORCHSCRIPT, Limits())
 
 
 def test_bytes_behind_the_pickle_are_refused() -> None:
