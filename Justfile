@@ -66,6 +66,8 @@ wheel-demo: setup
     trap 'rm -rf "$away"' EXIT
     rm -rf build
     {{ uv }} build --quiet --wheel --out-dir "$away/dist"
+    diff <(find -L sam3d_gguf -type f -not -path '*/__pycache__/*' | sort) \
+        <("{{ bin }}/python" -m zipfile -l "$away"/dist/*.whl | awk '{ print $1 }' | grep '^sam3d_gguf/' | sort)
     {{ uv }} export --quiet --locked --no-dev --no-emit-project --output-file "$away/locked.txt" >/dev/null
     {{ uv }} venv --quiet --python "{{ bin }}/python" "$away/venv"
     export VIRTUAL_ENV="$away/venv"
