@@ -1,6 +1,6 @@
 """Every form of checkpoint that torch writes, against what torch itself reads from it.
 
-The files and `expected.json` come from tests/oracle/make_legacy.py.
+The files and `expected.json` come from tests/oracle/make_legacy.py, those in old/ from make_old.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from sam3d_gguf.extractors.tensor_ref import TensorRef
 from sam3d_gguf.schemas.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "legacy"
-EXPECTED: Mapping[str, dict[str, Any]] = json.loads((FOLDER / "expected.json").read_text())["files"]
+
+
+def expected_files(folder: str) -> dict[str, dict[str, Any]]:
+    document: dict[str, Any] = json.loads((FOLDER / folder / "expected.json").read_text())
+    return {str(Path(folder, name)): expected for name, expected in document["files"].items()}
+
+
+EXPECTED: Mapping[str, dict[str, Any]] = expected_files("") | expected_files("old")
 READ = [name for name, expected in EXPECTED.items() if "tensors" in expected]
 REFUSED = [name for name, expected in EXPECTED.items() if "refused" in expected]
 
@@ -81,6 +88,22 @@ def test_torchscript_values_are_kept_by_path() -> None:
     expected: dict[str, Any] = EXPECTED["script.pt"]["attributes"]
     assert {path: archive.attributes[path] for path in expected} == expected
     assert archive.attributes["alias.sizes"] == expected["inner.sizes"]
+
+
+@pytest.mark.parametrize("version", ["1.4.0", "1.7.1"])
+def test_old_torchscript_values_are_kept_by_path(version: str) -> None:
+    archive = read(f"old/torch-{version}-script.pt")
+
+    assert {
+        path: archive.attributes[path] for path in archive.attributes if "training" not in path
+    } == {
+        "inner.names": ["a", "b"],
+        "inner.sizes": [3, 1],
+        "rates": [0.5],
+        "scale": 0.5,
+        "table": {"b": 2},
+        "title": "outer",
+    }
 
 
 def test_torchscript_code_is_hashed() -> None:

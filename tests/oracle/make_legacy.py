@@ -1,7 +1,9 @@
 """Write the checkpoints of tests/fixtures/legacy with PyTorch, and what they hold by its account.
 
 Runs in the oracle environment: `python tests/oracle/make_legacy.py tests/fixtures/legacy`.
-Each file is as small as its form allows. `expected.json` gives for each file either its tensors
+TorchScript archives name their sources' files, so
+run it where a path says nothing: the committed files were written with this folder and PyTorch
+bound below /srv. Each file is as small as its form allows. `expected.json` gives for each file either its tensors
 (shape, dtype, SHA-256 of the contiguous little-endian bytes) or a pattern of the refusal.
 """
 
@@ -365,7 +367,19 @@ def write_torchscript(writer: Writer) -> None:
     writer.save_module("trace.pt", torch.jit.trace(Traced(), values(1, 3)), {})
 
 
+def hide_paths() -> None:
+    """Have the old form name a class's source file without its folder."""
+    find = torch.serialization.get_source_lines_and_file
+
+    def nameless(*arguments: Any) -> Any:
+        lines, number, file = find(*arguments)
+        return lines, number, pathlib.Path(file).name
+
+    torch.serialization.get_source_lines_and_file = nameless
+
+
 def main() -> None:
+    hide_paths()
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     expected = write_all(folder)
