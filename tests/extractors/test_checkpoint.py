@@ -32,6 +32,7 @@ from sam3d_gguf.extractors.checkpoint import check_storages, read_archive
 from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.materialize import iter_blocks
+from sam3d_gguf.extractors.torch_legacy import read_torch_legacy
 from sam3d_gguf.extractors.torch_zip import read_torch_zip
 from sam3d_gguf.schemas.errors import InputError
 
@@ -510,17 +511,21 @@ def test_two_paths_of_one_spelling_are_refused() -> None:
 
 def test_constants_are_apart_and_none_is_required() -> None:
     odd = tensor(storage=storage("1", 3, "ComplexFloatStorage"))
+    coo = rebuild("_rebuild_sparse_tensor", COO, (INDICES, VALUES, (4, 5)))
     archive = read(
         script_archive(
             module({"weight": tensor()}),
-            constants=(tensor(storage=storage("c")), odd, "text"),
+            constants=(tensor(storage=storage("c")), odd, "text", coo),
             members={"constants/c": bytes(24), "constants/1": bytes(24)},
         )
     )
 
     assert list(archive.tensors) == ["weight"]
     assert archive.constants["CONSTANTS.c0"].storage.member == "constants/c"
-    assert [one.path for one in archive.excluded] == ["CONSTANTS.c1"]
+    assert [(one.path, one.reason) for one in archive.excluded] == [
+        ("CONSTANTS.c1", "lies in a torch.ComplexFloatStorage, whose dtype is not supported"),
+        ("CONSTANTS.c3", "is sparse"),
+    ]
     assert [one.path for one in archive.content] == ["CONSTANTS.c2"]
     assert archive.ignored == ("constants/1",)
 
@@ -778,6 +783,16 @@ SYSTEM: dict[str, Tree] = {"protocol_version": 1001, "little_endian": True}
 )  # fmt: skip
 def test_malformed_legacy_files_are_refused(change: Callable[[], bytes], reason: str) -> None:
     refused(change(), reason)
+
+
+def test_another_magic_number_is_refused() -> None:
+    data = legacy_checkpoint({"a": tensor()}, magic=pickled(0x1950A86A20F9469CFC6D))
+
+    with (
+        memory_source(data) as source,
+        pytest.raises(InputError, match="does not start with torch's magic number"),
+    ):
+        read_torch_legacy(source, Limits())
 
 
 def test_an_old_view_is_a_part_of_its_storage() -> None:

@@ -1,9 +1,10 @@
 """Write the checkpoints of tests/fixtures/legacy with PyTorch, and what they hold by its account.
 
 Runs in the oracle environment: `python tests/oracle/make_legacy.py tests/fixtures/legacy`.
-TorchScript archives name their sources' files, so
-run it where a path says nothing: the committed files were written with this folder and PyTorch
-bound below /srv. Each file is as small as its form allows. `expected.json` gives for each file either its tensors
+TorchScript archives name their sources' files, so run it where a path says nothing: the committed
+files were written with this folder and PyTorch bound below /srv.
+
+Each file is as small as its form allows. `expected.json` gives for each file either its tensors
 (shape, dtype, SHA-256 of the contiguous little-endian bytes) or a pattern of the refusal.
 """
 
