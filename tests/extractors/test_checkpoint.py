@@ -424,6 +424,12 @@ def test_shared_objects_are_visited_once() -> None:
     assert [(one.path, one.text) for one in archive.content] == [("laughs", "of 10")]
 
 
+def test_a_chain_of_objects_has_an_end() -> None:
+    tree = {"a": tensor(), "chain": Raw(b")" + b"\x85" * 5_000)}
+
+    refused(zip_checkpoint(tree), "nests its objects too deeply")
+
+
 # TorchScript
 
 
@@ -760,6 +766,7 @@ SYSTEM: dict[str, Tree] = {"protocol_version": 1001, "little_endian": True}
         (lambda: legacy_checkpoint({"a": tensor()}, system=[1]), "does not say its byte order"),
         (lambda: legacy_checkpoint({"a": tensor()}, keys=("0",)), "no list of storage keys"),
         (lambda: legacy_checkpoint({"a": tensor()}, keys=["0", "0"]), "'0', which no tensor names"),
+        (lambda: legacy_checkpoint({"a": tensor()}, keys=[["0"]]), "storage list of 1, which"),
         (lambda: legacy_checkpoint({"a": tensor()}, keys=["1"]), "'1', which no tensor names"),
         (lambda: legacy_checkpoint({"a": tensor()}, keys=[0]), "storage 0, which no tensor names"),
         (lambda: legacy_checkpoint({"a": tensor()}, {}, keys=[]), "'a' lies in a storage that the"),
