@@ -199,7 +199,8 @@ def bind(
     left_out = {} if precision else _left_out(contract, tensors)
     problems += _equation_problems(contract, dims)
     problems += _tensor_problems(expected, left_out, dims, tensors, precision)
-    problems += _unbound(contract, entries, dims) if not problems else ()
+    if not problems:
+        problems += _unbound(contract, None if parts is None else entries, dims)
     if problems:
         raise BindingError(problems, contract=contract.name, where=where)
     return _bound(contract, dims, expected, left_out)
@@ -397,10 +398,13 @@ def _dimension_problems(
 
 
 def _unbound(
-    contract: ContractData, entries: Iterable[TensorEntry], dims: Mapping[str, int]
+    contract: ContractData, entries: Iterable[TensorEntry] | None, dims: Mapping[str, int]
 ) -> list[Problem]:
-    """Names the dimensions that the entries need and nothing gave a value."""
-    needed = {name for entry in entries for text in _expressions(entry) for name in names(text)}
+    """Names the dimensions that the entries, or else the whole model, need and nothing gave."""
+    if entries is None:
+        needed = {d.name for d in contract.dimensions}
+    else:
+        needed = {name for e in entries for text in _expressions(e) for name in names(text)}
     return [
         Problem("dimension", f"{d.name} ({d.description})", "unknown", f"{d.source} {d.argument}")
         for d in contract.dimensions

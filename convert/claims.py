@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from sam3d_gguf.convert.binding import BoundContract, Precision
@@ -12,18 +13,20 @@ from sam3d_gguf.convert.metadata import (
     COMPANION_PREFIX,
     CONFIG_KEY,
     NUMBERED_KEY,
-    SAFETENSORS_PREFIX,
     CompanionDigests,
     Provenance,
+    safetensors_key,
     source_key,
 )
-from sam3d_gguf.convert.mhr_names import MhrNames
-from sam3d_gguf.extractors.extraction import Model, SourceIdentity
+from sam3d_gguf.convert.mhr_names import MhrNames, numbers
+from sam3d_gguf.convert.request import CONFIG_ROLE
+from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import ContractError
 
 Metadata = Mapping[str, GgufValue]
+_SHA256 = re.compile("[0-9a-f]{64}")
 PRECISIONS: Mapping[str, Precision] = {"source": "source", "f32": "f32"}
 
 
@@ -50,21 +53,23 @@ def read_precision(metadata: Metadata, where: str) -> Precision:
 def read_provenance(
     metadata: Metadata, model: Model, contract: ContractData, where: str
 ) -> Provenance:
-    """Where a single file says that it comes from; pinned is only what this tool has a pin for."""
+    """Where a single file says that it comes from; pinned is only what this tool has a pin for.
+
+    Raises:
+        ContractError: it says so in a form that no conversion writes.
+    """
     config = None
     if model == "body":
-        config = _identity(metadata, CONFIG_KEY)
+        config = _identity(metadata, CONFIG_KEY, CONFIG_ROLE, where)
     numbered = metadata.get(NUMBERED_KEY)
+    files = product_files(model)
     return Provenance(
         model=model,
-        source=_identity(metadata, source_key(model)),
-        safetensors={
-            name: text(metadata, f"{SAFETENSORS_PREFIX}{name.removesuffix('.safetensors')}_sha256")
-            for name in product_files(model)
-        },
+        source=_identity(metadata, source_key(model), ROLES[model], where),
+        safetensors={name: _sha256(metadata, safetensors_key(name), where) for name in files},
         precision=read_precision(metadata, where),
         config=config,
-        companions=tuple(_companions(metadata, contract)),
+        companions=tuple(_companions(metadata, contract, where)),
         numbered=() if numbered is None else _strings(numbered),
     )
 
@@ -107,24 +112,49 @@ def require_name_counts(names: MhrNames, bound: BoundContract, where: str) -> No
             )
 
 
-def _identity(metadata: Metadata, key: str) -> SourceIdentity:
+def require_numbers(names: MhrNames, numbered: Iterable[str], where: str) -> None:
+    """Raises ContractError unless the lists that are said to be mere numbers are."""
+    lists = {"joint_names": names.joints, "parameter_names": names.parameters}
+    said = tuple(numbered)
+    are = [what for what, found in lists.items() if found == numbers(what, len(found))]
+    if said != tuple(what for what in are if what in said):
+        raise ContractError(f"{', '.join(said)[:80]!r} are said to be numbers", where=where)
+
+
+def require_sha256(value: str, what: str, where: str) -> str:
+    """Returns the value; raises ContractError unless it is 64 lower-case hexadecimal digits."""
+    if _SHA256.fullmatch(value) is None:
+        raise ContractError(
+            f"{what} is {value[:80]!r}", where=where, expected="64 hexadecimal digits"
+        )
+    return value
+
+
+def _sha256(metadata: Metadata, key: str, where: str) -> str:
+    return require_sha256(text(metadata, key), key, where)
+
+
+def _identity(metadata: Metadata, key: str, role: str, where: str) -> SourceIdentity:
     size = metadata.get(f"{key}.bytes")
     count = size.value if size is not None and isinstance(size.value, int) else 0
-    sha256 = text(metadata, f"{key}.sha256")
-    known = load_sources().find(sha256=sha256, size=count) is not None
+    sha256 = _sha256(metadata, f"{key}.sha256", where)
+    pin = load_sources().find(sha256=sha256, size=count)
+    known = pin is not None and pin.role == role
     origin: Literal["pinned", "unpinned"] = "pinned" if known else "unpinned"
     return SourceIdentity("", count, sha256, origin)
 
 
-def _companions(metadata: Metadata, contract: ContractData) -> Iterator[CompanionDigests]:
+def _companions(
+    metadata: Metadata, contract: ContractData, where: str
+) -> Iterator[CompanionDigests]:
     for companion in contract.companions:
         prefix = f"{COMPANION_PREFIX}{companion.role}"
         if any(key.startswith(f"{prefix}.") for key in metadata):
             yield CompanionDigests(
                 companion.role,
                 companion.architecture,
-                text(metadata, f"{prefix}.content_sha256"),
-                text(metadata, f"{prefix}.semantics_sha256"),
+                _sha256(metadata, f"{prefix}.content_sha256", where),
+                _sha256(metadata, f"{prefix}.semantics_sha256", where),
             )
 
 

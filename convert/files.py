@@ -103,12 +103,22 @@ def body_component_values(
         )
     asset = sources.with_role("mhr.asset")[0].sha256 if mhr is None else mhr.source.sha256
     return {
-        "body_revision": sources.source_revisions["facebookresearch/sam-3d-body"],
-        "dinov3_revision": sources.source_revisions["facebookresearch/dinov3"],
+        **known_values(),
         "checkpoint_sha256": extraction.source.sha256,
         "config_sha256": config.sha256,
         "safetensors_sha256": safetensors.sha256,
         "mhr_asset_sha256": asset,
+    }
+
+
+def known_values() -> dict[str, str]:
+    """What stands in every component, whatever it was made from: this tool's own pins."""
+    sources = load_sources()
+    (release,) = sources.releases
+    return {
+        "body_revision": sources.source_revisions["facebookresearch/sam-3d-body"],
+        "dinov3_revision": sources.source_revisions["facebookresearch/dinov3"],
+        "release_sha256": release.archive.sha256,
     }
 
 
@@ -118,15 +128,13 @@ def mhr_component_values(extraction: Extraction, names: MhrNames) -> dict[str, s
     For the pinned asset, the safetensors hash is that of the published reference extraction (the
     same tensors in another order): the published hash of the component covers it.
     """
-    (release,) = load_sources().releases
     (product,) = extraction.products
     pinned = extraction.source.origin == "pinned"
     reference = load_known_answers().mhr_reference_safetensors_sha256
     return {
+        **known_values(),
         "asset_sha256": extraction.source.sha256,
         "safetensors_sha256": reference if pinned else product.sha256,
-        "release_url": release.url,
-        "release_sha256": release.archive.sha256,
         "prefix_sizes": ",".join(map(str, names.prefix_sizes)),
         "joint_names": ",".join(names.joints),
         "parameter_names": ",".join(names.parameters),

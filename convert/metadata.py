@@ -23,7 +23,6 @@ from sam3d_gguf.manifests.sources import load_sources
 
 SCHEMA_VERSION = 1
 CONFIG_KEY = "sam3d.source.config"
-SAFETENSORS_PREFIX = "sam3d.source.safetensors."
 COMPANION_PREFIX = "sam3d.companion."
 NUMBERED_KEY = "sam3d.mhr.numbered"
 _TENSOR_LAYOUT = "torch_contiguous; ggml_dimensions_reversed; no_data_transpose"
@@ -119,7 +118,7 @@ def single_metadata(
         **semantics,
     }
     for name, sha256 in provenance.safetensors.items():
-        values[f"{SAFETENSORS_PREFIX}{name.removesuffix('.safetensors')}_sha256"] = string(sha256)
+        values[safetensors_key(name)] = string(sha256)
     if provenance.config is not None:
         values |= _source(CONFIG_KEY, provenance.config)
     if pinned:
@@ -137,6 +136,11 @@ def single_metadata(
 def source_key(model: Model) -> str:
     """The key below which the identity of a model's legacy file stands."""
     return f"sam3d.source.{ROLES[model].split('.')[-1]}"
+
+
+def safetensors_key(file: str) -> str:
+    """The key of the SHA-256 of a canonical safetensors file, by its base name."""
+    return f"sam3d.source.safetensors.{file.removesuffix('.safetensors')}_sha256"
 
 
 def _source(prefix: str, source: SourceIdentity) -> dict[str, GgufValue]:

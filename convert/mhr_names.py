@@ -55,8 +55,13 @@ def read_names(products: Products, bound: BoundContract) -> MhrNames:
         if pinned:
             raise ContractError(f"the archive has no {what}_names", where=extraction.source.name)
         numbered.append(f"{what}_names")
-        names[what] = tuple(f"{what}_{number:03}" for number in range(count))
+        names[what] = numbers(f"{what}_names", count)
     return MhrNames(names["joint"], names["parameter"], _prefix_sizes(products), tuple(numbered))
+
+
+def numbers(what: str, count: int) -> tuple[str, ...]:
+    """The names that stand for a list, "joint_names" or "parameter_names", that there is not."""
+    return tuple(f"{what.removesuffix('_names')}_{number:03}" for number in range(count))
 
 
 def _find(attributes: Mapping[str, Json], path: str) -> Json:

@@ -213,7 +213,7 @@ def _run(model: Model, request: Request, progress: Progress) -> Generator[_Run]:
         if request.layout == "components":
             target = stack.enter_context(new_folder(request.out))
         publications = stack.enter_context(PublicationSet())
-        outputs = [] if target else request.outputs()
+        outputs = () if target else request.outputs()
         for path in (*outputs, *request.kept_files(model)):
             publications.require_absent(path)
         yield _Run(request, progress, publications, stack, target)

@@ -90,6 +90,14 @@ class Positive:
 
 
 @dataclass(frozen=True, slots=True)
+class Zero:
+    """Every element is zero, with all its bits."""
+
+    def checker(self, name: str, shape: tuple[int, ...]) -> Checker:
+        return _Elementwise(name, shape, _find_not_zero, "is not zero", "0")
+
+
+@dataclass(frozen=True, slots=True)
 class Permutation:
     """The elements are the integers from first to last, each once, in any order."""
 
@@ -368,6 +376,11 @@ def _find_not_positive(block: Block) -> int | None:
     if values.min() > 0:
         return None
     return int(np.argmin(values > 0))
+
+
+def _find_not_zero(block: Block) -> int | None:
+    nonzero = block.view(np.uint8)
+    return int(np.argmax(nonzero != 0)) // block.itemsize if nonzero.any() else None
 
 
 def _check_bias_mask(values: Block, name: str, _shape: tuple[int, ...]) -> None:

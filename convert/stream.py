@@ -15,7 +15,7 @@ from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensor, GgufValue, Valu
 from sam3d_gguf.convert.gguf_writer import GgufLayout, GgufWriter
 from sam3d_gguf.convert.plan import PlannedFile, PlannedTensor
 from sam3d_gguf.convert.products import BlockReader, Products
-from sam3d_gguf.convert.rules import Checker
+from sam3d_gguf.convert.rules import Checker, Zero, make_checkers
 from sam3d_gguf.extractors.progress import Progress
 from sam3d_gguf.extractors.publication import PublicationSet, SealedFile
 from sam3d_gguf.schemas.errors import ContractError, InputError
@@ -73,7 +73,10 @@ def write_gguf(
     with GgufWriter(publication, layout, progress.advance) as writer:
         for name in layout.tensors:
             tensor = planned.tensors[name]
-            checkers = [] if tensor.bound is None else rules.checkers(tensor.bound)
+            if tensor.bound is None:
+                checkers = make_checkers([Zero()], tensor.spec.shape, tensor.target)
+            else:
+                checkers = rules.checkers(tensor.bound)
             writer.write(name, tensor_data(tensor, reader, checkers))
         rules.finish()
         reader.finish()

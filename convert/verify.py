@@ -11,8 +11,9 @@ or by a published hash that a file meets.
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +21,13 @@ from sam3d_gguf.convert.files import known_components
 from sam3d_gguf.convert.manifest import MAX_BYTES, Manifest, ManifestFile
 from sam3d_gguf.convert.products import products_from_source
 from sam3d_gguf.convert.verify_file import FileReport, verify_file
+from sam3d_gguf.convert.verify_manifest import (
+    entry_problems,
+    manifest_problems,
+    release_problems,
+)
 from sam3d_gguf.convert.verify_source import SourceProof, compare_with_source
-from sam3d_gguf.extractors.extraction import ROLES, TOOL, Model, known_products
+from sam3d_gguf.extractors.extraction import TOOL, Model, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.extractors.kinds import FileKind, require_kind
@@ -29,7 +35,6 @@ from sam3d_gguf.extractors.litter import scratch_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.sniff import sniff
-from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, loads
 
@@ -134,22 +139,40 @@ def verify(
         sandbox: what reads them.
 
     Raises:
-        InputError: a path can't be opened, or a source is no legacy file.
+        InputError: a path can't be opened, a manifest is not the only one, a hash is none, or a
+            source is no legacy file.
         SandboxError: the sandbox is missing, or ended its reader.
     """
     result = Verification()
-    if len(paths) == 1 and paths[0].suffix == ".json":
-        _verify_manifest(paths[0], result, progress)
+    expected = [_sha256(value) for value in expect_sha256]
+    manifests = [path for path in paths if path.suffix == ".json"]
+    if not paths or (manifests and len(paths) > 1):
+        raise InputError(
+            f"{len(paths)} paths are given, {len(manifests)} of them manifests",
+            expected="one manifest, or one or more GGUF files",
+        )
+    if manifests:
+        _verify_manifest(manifests[0], result, progress)
     else:
         for path in paths:
             with open_source(path) as file:
                 result.files.append(verify_file(file, progress))
         _check_companions(result)
-    _check_expected(result, [value.lower() for value in expect_sha256], paths)
+    _check_expected(result, expected, paths)
     for path in sources:
         _verify_source(path, result, sandbox, progress)
     _known_origin(result)
     return result
+
+
+def _sha256(text: str) -> str:
+    if re.fullmatch("[0-9A-Fa-f]{64}", text) is None:
+        raise InputError(
+            f"{text[:80]!r} is no SHA-256",
+            where="--expect-sha256",
+            expected="64 hexadecimal digits",
+        )
+    return text.lower()
 
 
 def _verify_manifest(path: Path, result: Verification, progress: Progress) -> None:
@@ -164,9 +187,11 @@ def _verify_manifest(path: Path, result: Verification, progress: Progress) -> No
     except Sam3dError as error:
         result.problems.append(str(error))
         return
-    result.problems += _manifest_problems(manifest)
+    result.problems += manifest_problems(manifest)
     for entry in manifest.files:
         _verify_entry(path.parent / entry.name, entry, result, progress)
+    claims = [report.claims for report in result.files if report.claims is not None]
+    result.problems += release_problems(manifest, claims)
     _check_companions(result)
 
 
@@ -182,90 +207,8 @@ def _verify_entry(
             report = verify_file(file, progress)
     except InputError as error:
         report = FileReport(entry.name, 0, problems=[str(error)])
-    report.problems += _entry_problems(report, entry)
+    report.problems += entry_problems(report, entry)
     result.files.append(report)
-
-
-def _entry_problems(report: FileReport, entry: ManifestFile) -> Iterator[str]:
-    """Where a file is not what the manifest says of it; tensors are named."""
-    if report.sha256 and report.sha256 != entry.sha256:
-        yield f"the file's SHA-256 is {report.sha256}; the manifest says {entry.sha256}"
-    claims = report.claims
-    if claims is None:
-        return
-    stated = {tensor.name: tensor for tensor in entry.tensors}
-    for name in sorted(stated.keys() ^ claims.gguf.tensors.keys()):
-        yield f"the tensor {name} is in " + (
-            "the manifest only" if name in stated else "the file only"
-        )
-    for name in sorted(stated.keys() & claims.gguf.tensors.keys()):
-        tensor, found = stated[name], claims.gguf.tensors[name]
-        if (tensor.type, tensor.shape) != (found.type.name, found.shape):
-            yield f"the tensor {name} is {found.type.name} {list(found.shape)}; the manifest says {tensor.type} {list(tensor.shape)}"
-        elif tensor.sha256 != report.tensor_sha256[name]:
-            yield f"the tensor {name} has SHA-256 {report.tensor_sha256[name]}; the manifest says {tensor.sha256}"
-    facts: list[tuple[str, object, object]] = [
-        ("role", claims.role, entry.role),
-        ("architecture", claims.architecture, entry.architecture),
-        ("content digest", report.content_sha256, entry.content_sha256),
-        ("semantics digest", report.semantics_sha256, entry.semantics_sha256),
-        ("companions", claims.companions, entry.companions),
-    ]
-    for what, own, said in facts:
-        if own != said:
-            yield f"the {what} is {own}; the manifest says {said}"
-
-
-def _manifest_problems(manifest: Manifest) -> Iterator[str]:
-    """What a manifest can't say, whatever its files are."""
-    names = [file.name for file in manifest.files]
-    roles = [file.role for file in manifest.files]
-    if len(set(names)) != len(names):
-        yield "the manifest names a file twice"
-    expected = set(_expected_roles(manifest))
-    if set(roles) != expected or len(roles) != len(expected):
-        yield f"the manifest has files for {', '.join(roles)}; expected {', '.join(sorted(expected))}"
-    pinned = load_sources()
-    for source in manifest.sources:
-        pin = pinned.find(sha256=source.identity.sha256, size=source.identity.bytes)
-        known = pin is not None and pin.role == source.role
-        if known != (source.identity.origin == "pinned"):
-            yield f"the source {source.role} is {'' if known else 'not '}pinned by this tool"
-    origins = {source.identity.origin for source in manifest.sources}
-    if (origins == {"pinned"}) != (manifest.origin == "pinned"):
-        yield f"the release says {manifest.origin}, its sources say {', '.join(sorted(origins))}"
-    yield from _known_answer_problems(manifest)
-
-
-def _expected_roles(manifest: Manifest) -> Iterator[str]:
-    with_mhr = manifest.model == "mhr" or manifest.status == "complete"
-    if manifest.layout == "components":
-        if manifest.model == "body":
-            yield from ("body.dinov3_backbone", "body.pose_branch")
-        if with_mhr:
-            yield "mhr.lod1"
-        return
-    if manifest.model == "body":
-        yield "body"
-    if with_mhr:
-        yield "mhr"
-
-
-def _known_answer_problems(manifest: Manifest) -> Iterator[str]:
-    """Published hashes that a pinned release must meet, and that no other may claim."""
-    pinned = {source.role: source.identity.origin == "pinned" for source in manifest.sources}
-    products = known_products()
-    for product in manifest.safetensors:
-        known = products.get(product.file) if pinned.get(ROLES["body"]) else None
-        equal = known == (product.bytes, product.sha256)
-        if (known is not None and not equal) or (product.known_answer == "equal") != equal:
-            yield f"{product.file} does not have the published hash that the manifest claims"
-    components = known_components()
-    for file in manifest.files:
-        answer = components.get(file.role) if manifest.origin == "pinned" else None
-        equal = answer is not None and (answer.bytes, answer.sha256) == (file.bytes, file.sha256)
-        if (answer is not None and not equal) or (file.known_answer == "equal") != equal:
-            yield f"{file.name} does not have the published hash that the manifest claims"
 
 
 def _check_companions(result: Verification) -> None:
@@ -323,7 +266,7 @@ def _check_expected(result: Verification, expected: list[str], paths: Sequence[P
                 f"nothing has the expected SHA-256 {sha256[:64]}; found {', '.join(found)}"
             )
     if expected and set(found) <= set(expected):
-        result.origin.append("the expected SHA-256 of " + ", ".join(path.name for path in paths))
+        result.origin.append("the expected SHA-256 of " + ", ".join(map(display_name, paths)))
         result.proven.update(report.name for report in result.files)
     elif expected and not result.problems:
         result.problems.append("not every file has an expected SHA-256")
@@ -351,7 +294,7 @@ def _take_proof(path: Path, proof: SourceProof, result: Verification) -> None:
     if not proof.files:
         result.problems.append(f"no file here comes from {path}, whose SHA-256 is {proof.sha256}")
     elif not proof.differs:
-        derived = f"every tensor derived again from {path.name} ({proof.origin})"
+        derived = f"every tensor derived again from {display_name(path)} ({proof.origin})"
         result.origin.append(f"{derived}: {', '.join(proof.files)}")
         result.proven.update(proof.files)
 

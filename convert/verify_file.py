@@ -15,13 +15,16 @@ from sam3d_gguf.convert.claims import (
     read_precision,
     read_provenance,
     require_name_counts,
+    require_numbers,
+    require_sha256,
     text,
 )
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.contract_types import TensorSpec
 from sam3d_gguf.convert.cross_read import cross_read
 from sam3d_gguf.convert.digests import content_sha256, semantics_sha256
-from sam3d_gguf.convert.gguf_format import GgmlType, GgufValue
+from sam3d_gguf.convert.files import known_values
+from sam3d_gguf.convert.gguf_format import GgmlType, GgufValue, ValueType
 from sam3d_gguf.convert.gguf_reader import GgufFile, read_gguf
 from sam3d_gguf.convert.metadata import (
     SCHEMA_VERSION,
@@ -32,9 +35,9 @@ from sam3d_gguf.convert.metadata import (
 )
 from sam3d_gguf.convert.mhr_names import MhrNames
 from sam3d_gguf.convert.native import load_native_components
-from sam3d_gguf.convert.rules import Checker, ValueRules
+from sam3d_gguf.convert.rules import Checker, ValueRules, Zero, make_checkers
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
-from sam3d_gguf.extractors.extraction import Model
+from sam3d_gguf.extractors.extraction import Model, display_name, known_products
 from sam3d_gguf.extractors.files import OpenedFile
 from sam3d_gguf.extractors.hashing import Region, hash_file
 from sam3d_gguf.extractors.progress import QUIET, Progress
@@ -77,6 +80,13 @@ class Claims:
     values: Mapping[str, str]
 
     @property
+    def is_official(self) -> bool:
+        """Whether every dimension that the file has is the official one."""
+        dims = self.bound.dims
+        dimensions = self.bound.contract.dimensions
+        return all(dims.get(d.name, d.official) == d.official for d in dimensions)
+
+    @property
     def companions(self) -> tuple[CompanionDigests, ...]:
         """The files that a single file names as its companions."""
         return () if self.provenance is None else self.provenance.companions
@@ -110,7 +120,7 @@ def verify_file(file: OpenedFile, progress: Progress = QUIET) -> FileReport:
 
     Each byte of the tensors is read once. Nothing is raised for a bad file: see `problems`.
     """
-    report = FileReport(file.path.name, file.size)
+    report = FileReport(display_name(file.path), file.size)
     progress.stage(f"Verify {file.path.name}", file.size)
     try:
         header = read_gguf(file.source)
@@ -163,9 +173,11 @@ def _single_claims(header: GgufFile, model: Model, where: str) -> Claims:
         official=provenance.is_pinned,
         where=where,
     )
+    _require_published(provenance, where)
     names = read_mhr_names(metadata) if model == "mhr" else None
     if names is not None:
         require_name_counts(names, bound, where)
+        require_numbers(names, provenance.numbered, where)
     semantics = semantics_metadata(bound, names)
     expected = single_metadata(provenance, semantics, contract.architecture)
     _require_equal(metadata, expected, where)
@@ -182,9 +194,23 @@ def _single_claims(header: GgufFile, model: Model, where: str) -> Claims:
     )
 
 
+def _require_published(provenance: Provenance, where: str) -> None:
+    """The safetensors of a pinned source can only be the published ones, where there are any."""
+    known = known_products() if provenance.source.origin == "pinned" else {}
+    for file, sha256 in provenance.safetensors.items():
+        if file in known and sha256 != known[file][1]:
+            raise ContractError(
+                f"the file says that {file} of the pinned source has SHA-256 {sha256}",
+                where=where,
+                expected=f"the published {known[file][1]}",
+            )
+
+
 def _component_claims(header: GgufFile, component: str, where: str) -> Claims:
+    _require_sorted(header, where)
     native = load_native_components()[component]
     values = native.read({key: value.value for key, value in header.metadata.items()})
+    _require_native_values(header, values, where)
     bound = native.bind(_specs(header), native.dimensions(values), where=where)
     names = native_mhr_names(values) if "joint_names" in values else None
     if names is not None:
@@ -205,6 +231,26 @@ def _component_claims(header: GgufFile, component: str, where: str) -> Claims:
         provenance=None,
         values=values,
     )
+
+
+def _require_native_values(header: GgufFile, values: Mapping[str, str], where: str) -> None:
+    """Holds a component's value types, and what stands for sources in it, to what there can be."""
+    for key, entry in header.metadata.items():
+        if entry.type not in (ValueType.UINT32, ValueType.STRING):
+            raise ContractError(f"{key} is of type {entry.type.name}", where=where)
+    known = known_values()
+    for name, value in values.items():
+        if value != known.get(name, value):
+            raise ContractError(f"the {name} is {value[:80]!r}", where=where, expected=known[name])
+        if name.endswith("_sha256"):
+            require_sha256(value, name, where)
+
+
+def _require_sorted(header: GgufFile, where: str) -> None:
+    """The native runtime takes key/values and tensors in the order of their names only."""
+    for what, names in (("key/values", header.metadata), ("tensors", header.tensors)):
+        if list(names) != sorted(names, key=str.encode):
+            raise ContractError(f"the {what} of a component are not sorted", where=where)
 
 
 def _require_equal(
@@ -260,10 +306,16 @@ class _Checks:
         if name != self._name:
             self.finish()
             self._name = name
-            bound = self._claims.tensors.get(name)
-            self._checkers = [] if bound is None else self._rules.checkers(bound)
+            self._checkers = self._rules_of(name)
         values = np.frombuffer(block, _BLOCK_TYPES[kind])
         self._each(lambda checker: checker.feed(values))
+
+    def _rules_of(self, name: str) -> list[Checker]:
+        bound = self._claims.tensors.get(name)
+        if bound is not None:
+            return self._rules.checkers(bound)
+        # A tensor without a contract is one that the source lacks and the contract adds.
+        return make_checkers([Zero()], self._claims.gguf.tensors[name].shape, name)
 
     def finish(self) -> None:
         """The tensor before has ended."""

@@ -1,0 +1,186 @@
+"""What a manifest says, held against this tool's pins, against itself, and against its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sam3d_gguf.convert.files import known_components
+from sam3d_gguf.convert.manifest import Layout, Manifest, ManifestFile
+from sam3d_gguf.convert.metadata import Provenance
+from sam3d_gguf.convert.request import CONFIG_ROLE
+from sam3d_gguf.convert.verify_file import Claims, FileReport
+from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity, known_products
+from sam3d_gguf.extractors.products import product_files
+from sam3d_gguf.manifests.known_answers import load_known_answers
+from sam3d_gguf.manifests.sources import load_sources
+
+_FILES: Mapping[Layout, Mapping[Model, tuple[str, ...]]] = {
+    "single": {"body": ("body",), "mhr": ("mhr",)},
+    "components": {"body": ("body.dinov3_backbone", "body.pose_branch"), "mhr": ("mhr.lod1",)},
+}
+_SOURCES: Mapping[Model, tuple[str, ...]] = {
+    "body": (ROLES["body"], CONFIG_ROLE),
+    "mhr": (ROLES["mhr"],),
+}
+_CHECKPOINT, _ASSET = ROLES["body"], ROLES["mhr"]
+
+
+def manifest_problems(manifest: Manifest) -> Iterator[str]:
+    """What a manifest can't say, whatever its files are."""
+    names = [file.name for file in manifest.files]
+    if len(set(names)) != len(names):
+        yield "the manifest names a file twice"
+    models = _models(manifest)
+    files = [role for model in models for role in _FILES[manifest.layout][model]]
+    yield from _set_problems("files", (file.role for file in manifest.files), files)
+    sources = [role for model in models for role in _SOURCES[model]]
+    yield from _set_problems("sources", (source.role for source in manifest.sources), sources)
+    products = [name for model in models for name in product_files(model)]
+    yield from _set_problems("safetensors", (p.file for p in manifest.safetensors), products)
+    if manifest.model == "mhr" and manifest.status != "complete":
+        yield "a release of MHR alone is complete"
+    yield from _origin_problems(manifest)
+    yield from _known_answer_problems(manifest)
+
+
+def entry_problems(report: FileReport, entry: ManifestFile) -> Iterator[str]:
+    """Where a file is not what the manifest says of it; tensors are named."""
+    if report.sha256 and report.sha256 != entry.sha256:
+        yield f"the file's SHA-256 is {report.sha256}; the manifest says {entry.sha256}"
+    claims = report.claims
+    if claims is None:
+        return
+    stated = {tensor.name: tensor for tensor in entry.tensors}
+    if len(stated) != len(entry.tensors):
+        yield "the manifest names a tensor twice"
+    for name in sorted(stated.keys() ^ claims.gguf.tensors.keys()):
+        where = "manifest" if name in stated else "file"
+        yield f"the tensor {name} is in the {where} only"
+    for name in sorted(stated.keys() & claims.gguf.tensors.keys()):
+        tensor, found = stated[name], claims.gguf.tensors[name]
+        if (tensor.type, tensor.shape) != (found.type.name, found.shape):
+            yield (
+                f"the tensor {name} is {found.type.name} {list(found.shape)}; "
+                f"the manifest says {tensor.type} {list(tensor.shape)}"
+            )
+        elif tensor.sha256 != report.tensor_sha256[name]:
+            yield (
+                f"the tensor {name} has SHA-256 {report.tensor_sha256[name]}; "
+                f"the manifest says {tensor.sha256}"
+            )
+    facts: list[tuple[str, object, object]] = [
+        ("role", claims.role, entry.role),
+        ("architecture", claims.architecture, entry.architecture),
+        ("content digest", report.content_sha256, entry.content_sha256),
+        ("semantics digest", report.semantics_sha256, entry.semantics_sha256),
+    ]
+    for what, own, said in facts:
+        if own != said:
+            yield f"the {what} is {own}; the manifest says {said}"
+    if claims.companions != entry.companions:
+        yield "its companions are not those that the manifest says"
+
+
+def release_problems(manifest: Manifest, claims: Sequence[Claims]) -> Iterator[str]:
+    """Where the files name other sources or another form than the manifest does."""
+    sources = {source.role: source.identity for source in manifest.sources}
+    products = {product.file: product.sha256 for product in manifest.safetensors}
+    for own in claims:
+        if own.provenance is not None:
+            found = _single_facts(own.provenance, sources, products)
+        else:
+            found = _component_facts(own, sources, products)
+        for what, own_value, said in found:
+            if own_value != said:
+                yield f"the {what} of {own.role} is {own_value}; the manifest says {said}"
+        precision = "f32" if own.provenance is None else own.provenance.precision
+        if precision != manifest.precision:
+            yield f"the precision of {own.role} is {precision}; the manifest says otherwise"
+        if (own.provenance is None) != (manifest.layout == "components"):
+            yield f"the layout of {own.role} is not {manifest.layout}"
+    conforms = "not applicable"
+    if manifest.layout == "components":
+        official = all(own.is_official for own in claims)
+        conforms = "conforms" if official else "does not conform: other dimensions"
+    if manifest.native_contract != conforms:
+        yield (
+            f"the manifest says of the native contract: {manifest.native_contract}; "
+            f"the files' dimensions say: {conforms}"
+        )
+
+
+_Facts = Iterator[tuple[str, object, object]]
+_Sources = Mapping[str, SourceIdentity]
+
+
+def _single_facts(own: Provenance, sources: _Sources, products: Mapping[str, str]) -> _Facts:
+    identities = {ROLES[own.model]: own.source}
+    if own.config is not None:
+        identities[CONFIG_ROLE] = own.config
+    for role, identity in identities.items():
+        said = sources.get(role)
+        yield f"SHA-256 of the {role}", identity.sha256, said and said.sha256
+        yield f"size of the {role}", identity.bytes, said and said.bytes
+    for file, sha256 in own.safetensors.items():
+        yield f"SHA-256 of {file}", sha256, products.get(file)
+
+
+def _component_facts(own: Claims, sources: _Sources, products: Mapping[str, str]) -> _Facts:
+    values = own.values
+    if own.role == "mhr.lod1":
+        asset, product = sources.get(_ASSET), products.get("mhr.safetensors")
+        if asset is not None and asset.origin == "pinned":
+            product = load_known_answers().mhr_reference_safetensors_sha256
+        yield f"SHA-256 of the {_ASSET}", values["asset_sha256"], asset and asset.sha256
+        yield "SHA-256 of mhr.safetensors", values["safetensors_sha256"], product
+        return
+    for role, key in ((_CHECKPOINT, "checkpoint_sha256"), (CONFIG_ROLE, "config_sha256")):
+        said = sources.get(role)
+        yield f"SHA-256 of the {role}", values[key], said and said.sha256
+    file = f"{'backbone' if own.role == 'body.dinov3_backbone' else 'other'}.safetensors"
+    yield f"SHA-256 of {file}", values["safetensors_sha256"], products.get(file)
+    if "mhr_asset_sha256" in values and _ASSET in sources:
+        yield f"SHA-256 of the {_ASSET}", values["mhr_asset_sha256"], sources[_ASSET].sha256
+
+
+def _set_problems(what: str, found: Iterator[str], expected: list[str]) -> Iterator[str]:
+    names = sorted(found)
+    if names != sorted(expected):
+        yield f"the manifest has {what} {', '.join(names)}; expected {', '.join(sorted(expected))}"
+
+
+def _models(manifest: Manifest) -> list[Model]:
+    """The models that a release must hold."""
+    models: list[Model] = ["body"] if manifest.model == "body" else ["mhr"]
+    if manifest.model == "body" and manifest.status == "complete":
+        models.append("mhr")
+    return models
+
+
+def _origin_problems(manifest: Manifest) -> Iterator[str]:
+    pinned = load_sources()
+    for source in manifest.sources:
+        pin = pinned.find(sha256=source.identity.sha256, size=source.identity.bytes)
+        known = pin is not None and pin.role == source.role
+        if known != (source.identity.origin == "pinned"):
+            yield f"the source {source.role} is {'' if known else 'not '}pinned by this tool"
+    origins = {source.identity.origin for source in manifest.sources}
+    if (origins == {"pinned"}) != (manifest.origin == "pinned"):
+        yield f"the release says {manifest.origin}, its sources say {', '.join(sorted(origins))}"
+
+
+def _known_answer_problems(manifest: Manifest) -> Iterator[str]:
+    """Published hashes that a pinned release must meet, and that no other may claim."""
+    pinned = {source.role: source.identity.origin == "pinned" for source in manifest.sources}
+    products = known_products()
+    for product in manifest.safetensors:
+        known = products.get(product.file) if pinned.get(_CHECKPOINT) else None
+        equal = known == (product.bytes, product.sha256)
+        if (known is not None and not equal) or (product.known_answer == "equal") != equal:
+            yield f"{product.file} does not have the published hash that the manifest claims"
+    components = known_components()
+    for file in manifest.files:
+        answer = components.get(file.role) if manifest.origin == "pinned" else None
+        equal = answer is not None and (answer.bytes, answer.sha256) == (file.bytes, file.sha256)
+        if (answer is not None and not equal) or (file.known_answer == "equal") != equal:
+            yield f"{file.name} does not have the published hash that the manifest claims"
