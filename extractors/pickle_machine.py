@@ -516,7 +516,7 @@ _ESCAPED = {b"\\": b"\\", b"'": b"'", b'"': b'"', b"n": b"\n", b"r": b"\r", b"t"
 
 def _unescape(match: re.Match[bytes]) -> bytes:
     escape: bytes = match[1]
-    if escape[:1] == b"x" and len(escape) == 3:
+    if len(escape) == 3:
         return bytes.fromhex(escape[1:].decode("ascii"))
     if escape not in _ESCAPED:
         raise _Malformed("a string with an unknown escape")

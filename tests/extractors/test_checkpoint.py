@@ -737,6 +737,12 @@ def test_each_limit_of_a_checkpoint_holds(limits: Limits, tree: Tree) -> None:
         read(zip_checkpoint(tree), limits)
 
 
+def test_a_call_made_often_counts_once_towards_its_limit() -> None:
+    tree = {"a": tensor(), "b": [Call(Global("m", "A")), Call(Global("m", "A"))]}
+
+    assert read(zip_checkpoint(tree), Limits(entries=1)).inert[0].count == 2
+
+
 @pytest.mark.parametrize(
     ("limits", "tree"),
     [
