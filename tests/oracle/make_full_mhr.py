@@ -160,7 +160,13 @@ class ParameterTransform(Module):
             rigid_parameters=at < 6,
             scaling_parameters=(at >= 136) & (at < MODEL_PARAMETERS),
         )
-        self.parameter_names = [f"parameter_{index}" for index in range(columns)]
+        self.parameter_names = parameter_names()
+
+
+def parameter_names() -> list[str]:
+    """249 names, together as long as the published size of the component file says."""
+    kinds = {"rigid": 6, "joint_angles": 130, "scaling": 68, "padding": IDENTITIES}
+    return [f"{kind}_{index:03d}" for kind, count in kinds.items() for index in range(count)]
 
 
 class LinearBlendSkinning(Module):
