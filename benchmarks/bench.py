@@ -1,6 +1,6 @@
 """Conversion of a full-shape Body checkpoint against the plain way in PyTorch, and verification.
 
-    just bench [--rounds N] [--layout single components] [--cache DIR]
+    just bench [--rounds N] [--cache DIR]
 
 makes the full-shape files in the cache folder if they are not there, runs the product and
 `plain.py` in turns, then `cp` with `sha256sum`, and `sha256sum` against `sam3d-verify`. Medians and
@@ -47,16 +47,32 @@ def inputs(cache: Path) -> Inputs:
     return made
 
 
-def product(source: Inputs, out: Path, layout: str, mhr: bool = False) -> Command:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A conversion to measure."""
+
+    layout: str
+    mhr: bool
+
+    @property
+    def name(self) -> str:
+        """For tables and results."""
+        return f"{self.layout}_body_and_mhr" if self.mhr else f"{self.layout}_body"
+
+
+JOBS = (Job("single", False), Job("single", True), Job("components", True))
+
+
+def product(source: Inputs, out: Path, job: Job) -> Command:
     """The product's conversion; its safetensors are kept, as the plain way keeps its own."""
-    target = out / "body.gguf" if layout == "single" else out / "components"
+    target = out / "body.gguf" if job.layout == "single" else out / "components"
     command: Command = [COMMANDS / "sam3d-convert", "body", "--checkpoint", source.checkpoint]
-    if mhr:
+    if job.mhr:
         command += ["--mhr", source.mhr]
     return [
         *command,
         "--layout",
-        layout,
+        job.layout,
         "--out",
         target,
         "--keep-safetensors",
@@ -65,10 +81,11 @@ def product(source: Inputs, out: Path, layout: str, mhr: bool = False) -> Comman
     ]
 
 
-def plain(source: Inputs, out: Path, layout: str) -> Command:
+def plain(source: Inputs, out: Path, job: Job) -> Command:
     """The plain way."""
     script = ROOT / "benchmarks" / "plain.py"
-    return [ORACLE, script, source.checkpoint, out / "plain", "--layout", layout]
+    mhr: Command = ["--mhr", source.mhr] if job.mhr else []
+    return [ORACLE, script, source.checkpoint, out / "plain", "--layout", job.layout, *mhr]
 
 
 def shell(text: str, *arguments: Path) -> Command:
@@ -114,17 +131,18 @@ def in_turns(
     return {name: median(rows) for name, rows in taken.items()}
 
 
-def conversion(source: Inputs, work: Path, layout: str, rounds: int) -> dict[str, Measurement]:
-    """Product, plain way, and copying and hashing the source."""
-    print(f"conversion, layout {layout}", file=sys.stderr)
-    copy = 'cp "$1" "$2" && sync "$2" && sha256sum "$2"'
+def conversion(source: Inputs, work: Path, job: Job, rounds: int) -> dict[str, Measurement]:
+    """Product, plain way, and copying and hashing the sources."""
+    print(f"conversion, {job.name}", file=sys.stderr)
+    copy = 'out=$1; shift; cp "$@" "$out"; sync "$out"/*; sha256sum "$out"/*'
+    sources = (source.checkpoint, source.mhr) if job.mhr else (source.checkpoint,)
     return in_turns(
         rounds,
         work,
         {
-            "product": lambda out: product(source, out, layout),
-            "plain": lambda out: plain(source, out, layout),
-            "cp_and_sha256sum": lambda out: shell(copy, source.checkpoint, out / "copy"),
+            "product": lambda out: product(source, out, job),
+            "plain": lambda out: plain(source, out, job),
+            "cp_and_sha256sum": lambda out: shell(copy, out, *sources),
         },
     )
 
@@ -136,7 +154,7 @@ def verification(source: Inputs, work: Path, rounds: int) -> dict[str, Measureme
     shutil.rmtree(release, ignore_errors=True)
     release.mkdir(parents=True)
     try:
-        run(product(source, release, "single", mhr=True))
+        run(product(source, release, Job("single", True)))
         files = sorted(release.glob("*.gguf"))
         hashing = shell('sha256sum "$@"', *files)
         return in_turns(
@@ -171,7 +189,6 @@ def main() -> None:
     """Run all, print, write the results."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layout", nargs="+", default=["single", "components"])
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "full-shape")
     options = parser.parse_args()
     cache: Path = options.cache
@@ -181,15 +198,15 @@ def main() -> None:
     source = inputs(cache)
     checks: dict[str, float] = {}
     tables: dict[str, dict[str, dict[str, float]]] = {}
-    for layout in options.layout:
-        rows = conversion(source, cache, layout, options.rounds)
-        report(f"conversion, layout {layout}", rows)
+    for job in JOBS:
+        rows = conversion(source, cache, job, options.rounds)
+        report(f"conversion, {job.name}", rows)
         wall = {name: row.wall_seconds for name, row in rows.items()}
-        checks[f"{layout}_times_faster_than_plain"] = round(wall["plain"] / wall["product"], 2)
-        checks[f"{layout}_time_of_cp_and_sha256sum"] = round(
+        checks[f"{job.name}_times_faster_than_plain"] = round(wall["plain"] / wall["product"], 2)
+        checks[f"{job.name}_time_of_cp_and_sha256sum"] = round(
             wall["product"] / wall["cp_and_sha256sum"], 2
         )
-        tables[f"conversion_{layout}"] = measured(rows)
+        tables[f"conversion_{job.name}"] = measured(rows)
     rows = verification(source, cache, options.rounds)
     report("verification of body.gguf and mhr.gguf", rows)
     checks["verify_time_of_sha256sum"] = round(

@@ -1,6 +1,6 @@
 """The plain way to convert a Body checkpoint, for comparison: PyTorch, safetensors, gguf.
 
-    .oracle/bin/python benchmarks/plain.py model.ckpt OUT [--layout single|components]
+    .oracle/bin/python benchmarks/plain.py model.ckpt OUT [--mhr mhr_model.pt] [--layout components]
 
 It loads everything with `torch.load(weights_only=True)`, widens it with `.float()`, saves backbone
 and other tensors with `safetensors.torch.save_file` and writes GGUF with `gguf.GGUFWriter`. Like
@@ -57,8 +57,17 @@ POSE_BRANCH = (
 )
 
 
-def convert(source: Path, out: Path, layout: str) -> dict[str, str]:
-    """Convert into the folder `out`; SHA-256 by file name."""
+NOT_IN_MHR = (
+    "character_torch.parameter_limits.",
+    "character_torch.parameter_transform.pose_parameters",
+    "character_torch.parameter_transform.rigid_parameters",
+    "character_torch.parameter_transform.scaling_parameters",
+    "character_torch.mesh.rest_vertices",
+)
+
+
+def convert_body(source: Path, out: Path, layout: str) -> dict[str, str]:
+    """Convert a checkpoint into the folder `out`; SHA-256 by file name."""
     digests = {source.name: sha256(source)}
     checkpoint: Tensors = torch.load(source, map_location="cpu", weights_only=True)
     backbone = {
@@ -76,6 +85,17 @@ def convert(source: Path, out: Path, layout: str) -> dict[str, str]:
     pose = {name: tensor for name, tensor in other.items() if name.startswith(POSE_BRANCH)}
     for name, tensors in (("backbone", backbone), ("pose_branch", pose)):
         digests[f"{name}.gguf"] = write_gguf(out / f"{name}.gguf", f"sam3d.body.{name}", tensors)
+    return digests
+
+
+def convert_mhr(source: Path, out: Path) -> dict[str, str]:
+    """Convert the TorchScript archive into the folder `out`; SHA-256 by file name."""
+    digests = {source.name: sha256(source)}
+    state: Tensors = dict(torch.jit.load(source, map_location="cpu").state_dict())
+    state = {name: tensor.detach() for name, tensor in state.items()}
+    digests["mhr.safetensors"] = write_safetensors(out / "mhr.safetensors", state)
+    used = {name: tensor for name, tensor in state.items() if not name.startswith(NOT_IN_MHR)}
+    digests["mhr.gguf"] = write_gguf(out / "mhr.gguf", "sam3d.mhr.lod1", used)
     return digests
 
 
@@ -154,10 +174,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--mhr", type=Path)
     parser.add_argument("--layout", choices=("single", "components"), default="single")
     options = parser.parse_args()
     options.out.mkdir(parents=True)
-    print(json.dumps(convert(options.source, options.out, options.layout), indent=1))
+    digests = {} if options.mhr is None else convert_mhr(options.mhr, options.out)
+    digests |= convert_body(options.source, options.out, options.layout)
+    print(json.dumps(digests, indent=1))
 
 
 if __name__ == "__main__":
