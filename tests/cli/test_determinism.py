@@ -19,16 +19,9 @@ def convert(
 ) -> None:
     """Convert the tiny model by the installed command."""
     checkpoint, config, asset = sources
-    subprocess.run(
-        [
-            *(*before, CONVERT, "body", "--checkpoint", checkpoint, "--config", config),
-            *("--mhr", asset, "--allow-unpinned", "--out", out),
-        ],
-        check=True,
-        capture_output=True,
-        cwd=cwd,
-        env=environment,
-    )
+    command: list[str | Path] = [*before, CONVERT, "body", "--checkpoint", checkpoint]
+    command += ["--config", config, "--mhr", asset, "--allow-unpinned", "--out", out]
+    subprocess.run(command, check=True, capture_output=True, cwd=cwd, env=environment)
 
 
 def same(single: Release, folder: Path) -> None:
