@@ -68,13 +68,13 @@ class Server:
     """Runs commands in forks of one process, see `command_server`."""
 
     def __init__(self) -> None:
-        path = os.pathsep.join((str(TESTS), str(TESTS.parent)))
+        paths = (str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", ""))
         self.process = subprocess.Popen(
             [sys.executable, TESTS / "command_server.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
     def run(
