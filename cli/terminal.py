@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Generator, Iterable, Mapping
 from types import FrameType
@@ -33,6 +34,7 @@ from sam3d_gguf.schemas.strict_json import JsonInput, dumps
 
 FOUND_WRONG = 1
 FAILED = 2
+_AGAIN_SECONDS = 0.02
 _WIDE = 4096
 
 
@@ -113,6 +115,7 @@ def choose_sandbox(kind: SandboxKind, base: str | None) -> SandboxChoice:
 def reporting(debug: bool) -> Generator[None]:
     """Turn errors into a message on standard error and exit code 2; SIGTERM ends tidily too."""
     previous = signal.signal(signal.SIGTERM, _interrupt)
+    sys.unraisablehook = _repeat_interrupt
     try:
         yield
     except BrokenPipeError as error:
@@ -126,7 +129,18 @@ def reporting(debug: bool) -> Generator[None]:
     except Exception as error:  # noqa: BLE001 - a fault of ours must not look like a traceback
         _fail(f"internal error: {type(error).__name__}: {error}. Run again with --debug", debug)
     finally:
+        sys.unraisablehook = sys.__unraisablehook__
         signal.signal(signal.SIGTERM, previous)
+
+
+def _repeat_interrupt(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that fell into a finalizer, where no error can be raised, comes again."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _words(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sam3d_gguf.convert.binding import BoundContract
-from sam3d_gguf.convert.products import Products
+from sam3d_gguf.convert.products import Products, small_array
 from sam3d_gguf.convert.rules import Parents, make_checkers, prefix_schedule
 from sam3d_gguf.extractors.object_tree import Json
 from sam3d_gguf.schemas.errors import ContractError
@@ -87,7 +87,7 @@ def _checked(value: Json, count: int, what: str) -> tuple[str, ...]:
 
 
 def _prefix_sizes(products: Products) -> tuple[int, ...]:
-    parents = products.array(products.extraction.by_name[PARENTS])
+    parents = small_array(products, products.extraction.by_name[PARENTS])
     (checker,) = make_checkers([Parents()], parents.shape, PARENTS)
     checker.feed(parents)
     checker.finish()

@@ -1,18 +1,19 @@
-"""The safetensors that a conversion starts from: opened once, read in blocks, hashes held to."""
+"""The tensors that a conversion starts from: hashed, then read in blocks from the same descriptor."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sam3d_gguf.convert.contract_types import TensorSpec
-from sam3d_gguf.extractors.extract import extract, reread
+from sam3d_gguf.extractors.extract import extract, locate, reread
 from sam3d_gguf.extractors.extraction import REPORT, ExtractedTensor, Extraction, Model
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import BLOCK_BYTES, hash_file
@@ -20,8 +21,10 @@ from sam3d_gguf.extractors.materialize import NUMPY_DTYPE
 from sam3d_gguf.extractors.products import SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet
+from sam3d_gguf.extractors.recheck import BlockRing, source_blocks
 from sam3d_gguf.extractors.safetensors_format import SafetensorsFile, read_header
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.extractors.tensor_ref import TensorRef
 from sam3d_gguf.schemas.documents import encode_document
 from sam3d_gguf.schemas.errors import InputError
 from sam3d_gguf.schemas.strict_json import load_file
@@ -31,26 +34,67 @@ _BLOCKS_ALIVE = 6
 _MAX_REPORT_BYTES = 64 << 20
 
 
+class BlockReader(Protocol):
+    """Reads tensors in blocks that stay untouched while five more are read."""
+
+    def dtype(self, file: str, target: str) -> str:
+        """The dtype, by its safetensors name, in which `blocks` yields a tensor."""
+        ...
+
+    def blocks(self, file: str, target: str) -> Iterator[NDArray[Any]]:
+        """Yields the elements of a tensor, 1-D in C order.
+
+        Args:
+            file, target: the safetensors file and the tensor's name there.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Checks that what was read is what was hashed.
+
+        Raises:
+            InputError: a file was changed meanwhile.
+        """
+        ...
+
+
+class Products(Protocol):
+    """An extraction, and the way to its tensors."""
+
+    @property
+    def extraction(self) -> Extraction:
+        """The report."""
+        ...
+
+    def reader(self) -> BlockReader:
+        """A reader of its tensors."""
+        ...
+
+
+def specs(products: Products) -> dict[str, TensorSpec]:
+    """Source dtype and shape of every tensor, by its name in the source."""
+    return {t.name: TensorSpec(t.source_dtype, t.shape) for t in products.extraction.tensors}
+
+
+def small_array(products: Products, tensor: ExtractedTensor) -> NDArray[Any]:
+    """Returns a small tensor whole, in the dtype that its reader yields."""
+    reader = products.reader()
+    blocks = [block.copy() for block in reader.blocks(tensor.file, tensor.target)]
+    empty = np.empty(0, NUMPY_DTYPE[reader.dtype(tensor.file, tensor.target)])
+    return np.concatenate([empty, *blocks]).reshape(tensor.shape)
+
+
 @dataclass(frozen=True, slots=True)
-class Products:
-    """An extraction and its open files; `headers` are their checked safetensors headers."""
+class FileProducts:
+    """Safetensors files that lie on disk, open; `headers` are their checked headers."""
 
     extraction: Extraction
     files: Mapping[str, OpenedFile]
     headers: Mapping[str, SafetensorsFile]
 
-    @property
-    def specs(self) -> dict[str, TensorSpec]:
-        """Source dtype and shape of every tensor, by its name in the source."""
-        return {t.name: TensorSpec(t.source_dtype, t.shape) for t in self.extraction.tensors}
-
-    def array(self, tensor: ExtractedTensor) -> NDArray[Any]:
-        """Returns a small tensor whole, in its safetensors dtype."""
-        header = self.headers[tensor.file]
-        entry = header.entries[tensor.target]
-        source = self.files[tensor.file].source
-        data = source.pread(header.data_start + entry.begin, entry.nbytes)
-        return np.frombuffer(data, NUMPY_DTYPE[tensor.dtype]).reshape(tensor.shape)
+    def reader(self) -> BlockReader:
+        """See `Products.reader`."""
+        return _FileReader(self)
 
     def publish(self, publications: PublicationSet, folder: Path) -> None:
         """Adds the files and the report to what will appear; they were extracted to be kept."""
@@ -61,41 +105,68 @@ class Products:
         report.seal()
 
 
-class BlockReader:
-    """Reads tensors in blocks that stay untouched while five more are read.
+@dataclass(frozen=True, slots=True)
+class SourceProducts:
+    """Safetensors files that are never written: their tensors come from the legacy file itself."""
 
-    The files were hashed through the same descriptors when they were opened; `finish` checks that
-    nobody changed them since.
-    """
+    extraction: Extraction
+    source: OpenedFile
+    refs: Mapping[tuple[str, str], TensorRef]
 
-    def __init__(self, products: Products) -> None:
+    def reader(self) -> BlockReader:
+        """See `Products.reader`."""
+        return _SourceReader(self)
+
+
+class _FileReader:
+    def __init__(self, products: FileProducts) -> None:
         self._products = products
-        self._memory = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(_BLOCKS_ALIVE)]
-        self._next = 0
+        self._ring = BlockRing(_BLOCKS_ALIVE)
+
+    def dtype(self, file: str, target: str) -> str:
+        """See `BlockReader.dtype`."""
+        return self._products.headers[file].entries[target].dtype
 
     def blocks(self, file: str, target: str) -> Iterator[NDArray[Any]]:
-        """Yields the elements of a tensor, 1-D in C order, in its safetensors dtype.
-
-        Args:
-            file, target: the safetensors file and the tensor's name there.
-        """
+        """See `BlockReader.blocks`."""
         header = self._products.headers[file]
         entry = header.entries[target]
         source = self._products.files[file].source
         for start in range(entry.begin, entry.end, BLOCK_BYTES):
-            block = self._memory[self._next][: min(BLOCK_BYTES, entry.end - start)]
-            self._next = (self._next + 1) % _BLOCKS_ALIVE
+            block = self._ring.take()[: min(BLOCK_BYTES, entry.end - start)]
             source.pread_into(header.data_start + start, block)
             yield np.frombuffer(block, NUMPY_DTYPE[entry.dtype])
 
     def finish(self) -> None:
-        """Checks that what was read is what was hashed.
-
-        Raises:
-            InputError: a file was changed meanwhile.
-        """
+        """See `BlockReader.finish`."""
         for file in self._products.files.values():
             file.assert_untouched()
+
+
+class _SourceReader:
+    def __init__(self, products: SourceProducts) -> None:
+        self._products = products
+        self._ring = BlockRing(_BLOCKS_ALIVE)
+        self._added = {(t.file, t.target): t for t in products.extraction.added}
+
+    def dtype(self, file: str, target: str) -> str:
+        """See `BlockReader.dtype`."""
+        added = self._added.get((file, target))
+        return self._products.refs[file, target].dtype if added is None else added.dtype
+
+    def blocks(self, file: str, target: str) -> Iterator[NDArray[Any]]:
+        """See `BlockReader.blocks`."""
+        added = self._added.get((file, target))
+        if added is not None:
+            yield np.zeros(math.prod(added.shape), NUMPY_DTYPE[added.dtype])
+            return
+        yield from source_blocks(
+            self._products.source.source, self._products.refs[file, target], self._ring
+        )
+
+    def finish(self) -> None:
+        """See `BlockReader.finish`."""
+        self._products.source.assert_untouched()
 
 
 @contextlib.contextmanager
@@ -106,21 +177,44 @@ def products_from_source(
     *,
     sandbox: SandboxChoice | None = None,
     allow_unpinned: bool = False,
-    keep: bool = False,
     progress: Progress = QUIET,
-) -> Generator[Products]:
-    """Extract a legacy file; see `extractors.extract.extract` for arguments and errors."""
+) -> Generator[SourceProducts]:
+    """Locate the tensors of a legacy file; see `extractors.extract.locate`."""
+    with locate(
+        model,
+        path,
+        scratch,
+        sandbox=sandbox,
+        allow_unpinned=allow_unpinned,
+        progress=progress,
+    ) as found:
+        tensors = found.extraction.tensors
+        refs = {(t.file, t.target): found.refs[t.name] for t in tensors}
+        yield SourceProducts(found.extraction, found.source, refs)
+
+
+@contextlib.contextmanager
+def kept_products_from_source(
+    model: Model,
+    path: Path,
+    scratch: Path,
+    *,
+    sandbox: SandboxChoice | None = None,
+    allow_unpinned: bool = False,
+    progress: Progress = QUIET,
+) -> Generator[FileProducts]:
+    """Extract a legacy file to safetensors that `publish` takes; see `extractors.extract.extract`."""
     with extract(
         model,
         path,
         scratch,
         sandbox=sandbox,
         allow_unpinned=allow_unpinned,
-        keep=keep,
+        keep=True,
         progress=progress,
     ) as done:
         headers = {name: read_header(file.source) for name, file in done.files.items()}
-        yield Products(done.extraction, done.files, headers)
+        yield FileProducts(done.extraction, done.files, headers)
 
 
 @contextlib.contextmanager
@@ -133,7 +227,7 @@ def products_from_folder(
     sandbox: SandboxChoice | None = None,
     allow_unpinned: bool = False,
     progress: Progress = QUIET,
-) -> Generator[Products]:
+) -> Generator[FileProducts]:
     """Open what an earlier extraction left in a folder.
 
     It counts as pinned if every file is a published one, or if `source`, the pinned legacy file,
@@ -169,7 +263,7 @@ def products_from_folder(
                 action="Give the official legacy file too, so that it is checked against that, "
                 "or accept it with --allow-unpinned",
             )
-        yield Products(checked, files, headers)
+        yield FileProducts(checked, files, headers)
 
 
 def _headers(

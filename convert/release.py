@@ -8,9 +8,11 @@ manifest = convert_body(
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from sam3d_gguf.convert.binding import BoundContract
 from sam3d_gguf.convert.contract import load_contract
@@ -32,7 +34,13 @@ from sam3d_gguf.convert.manifest import (
 from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.mhr_names import MhrNames, read_names
 from sam3d_gguf.convert.plan import PlannedFile
-from sam3d_gguf.convert.products import Products, products_from_folder, products_from_source
+from sam3d_gguf.convert.products import (
+    Products,
+    kept_products_from_source,
+    products_from_folder,
+    products_from_source,
+    specs,
+)
 from sam3d_gguf.convert.request import CONFIG_ROLE, KEPT_MHR, MHR_NAME, Request, read_config
 from sam3d_gguf.convert.stream import WrittenFile, write_gguf
 from sam3d_gguf.extractors.extraction import (
@@ -51,6 +59,8 @@ from sam3d_gguf.extractors.target_folder import output_error
 from sam3d_gguf.schemas.documents import encode_document
 from sam3d_gguf.schemas.errors import ContractError, InputError
 
+_P = TypeVar("_P", bound=Products)
+
 
 def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
     """Convert SAM 3D Body, and MHR with it if it is given.
@@ -68,7 +78,7 @@ def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
         source = products.extraction.source
         pinned = source.origin == identity.origin == "pinned"
         bound = load_contract("body").bind(
-            products.specs, config, official=pinned, where=source.name
+            specs(products), config, official=pinned, where=source.name
         )
         if mhr is not None:
             _require_equal_dimensions(bound, mhr.bound)
@@ -109,13 +119,12 @@ def extract_to_folder(
         publications = stack.enter_context(PublicationSet())
         scratch = stack.enter_context(scratch_folder(folder.absolute().parent))
         products = stack.enter_context(
-            products_from_source(
+            kept_products_from_source(
                 model,
                 path,
                 scratch,
                 sandbox=sandbox,
                 allow_unpinned=allow_unpinned,
-                keep=True,
                 progress=progress,
             )
         )
@@ -146,7 +155,7 @@ class _Mhr:
 def _bind_mhr(products: Products) -> _Mhr:
     source = products.extraction.source
     bound = load_contract("mhr.lod1").bind(
-        products.specs, official=source.origin == "pinned", where=source.name
+        specs(products), official=source.origin == "pinned", where=source.name
     )
     return _Mhr(products, bound, read_names(products, bound))
 
@@ -260,20 +269,31 @@ class _Run:
                 "neither a legacy file nor an extraction is given",
                 action="Give --checkpoint PATH or --extraction DIR",
             )
-        products = self._stack.enter_context(
-            products_from_source(
-                model,
-                source,
-                scratch,
-                sandbox=request.sandbox,
-                allow_unpinned=request.allow_unpinned,
-                keep=kept is not None,
-                progress=self._progress,
+        if kept is None:
+            return self._stack.enter_context(
+                self._from(products_from_source, model, source, scratch)
             )
+        products = self._stack.enter_context(
+            self._from(kept_products_from_source, model, source, scratch)
         )
-        if kept is not None:
-            products.publish(self._publications, kept)
+        products.publish(self._publications, kept)
         return products
+
+    def _from(
+        self,
+        products: Callable[..., AbstractContextManager[_P]],
+        model: Model,
+        source: Path,
+        scratch: Path,
+    ) -> AbstractContextManager[_P]:
+        return products(
+            model,
+            source,
+            scratch,
+            sandbox=self.request.sandbox,
+            allow_unpinned=self.request.allow_unpinned,
+            progress=self._progress,
+        )
 
     def open_mhr(self, path: Path) -> _Mhr:
         """MHR, from its asset or from the folder of an earlier extraction."""

@@ -16,6 +16,7 @@ from sam3d_gguf.convert.gguf_writer import GgufLayout, GgufWriter
 from sam3d_gguf.convert.plan import PlannedFile, PlannedTensor
 from sam3d_gguf.convert.products import BlockReader, Products
 from sam3d_gguf.convert.rules import Checker, Zero, make_checkers
+from sam3d_gguf.extractors.materialize import upcast
 from sam3d_gguf.extractors.progress import Progress
 from sam3d_gguf.extractors.publication import PublicationSet, SealedFile
 from sam3d_gguf.schemas.errors import ContractError, InputError
@@ -69,7 +70,7 @@ def write_gguf(
     publication = publications.create(destination, layout.size)
     rules = planned.contract.value_rules()
     progress.stage(f"Write {planned.name}", layout.size)
-    reader = BlockReader(products)
+    reader = products.reader()
     with GgufWriter(publication, layout, progress.advance) as writer:
         for name in layout.tensors:
             tensor = planned.tensors[name]
@@ -106,7 +107,7 @@ def tensor_data(
     Raises:
         ContractError: a checker refuses a value, or it can't be converted without loss.
     """
-    convert = _CONVERSIONS[(tensor.dtype, tensor.spec.type)]
+    convert = _CONVERSIONS[(reader.dtype(tensor.file, tensor.target), tensor.spec.type)]
     for read in reader.blocks(tensor.file, tensor.target):
         block = read if convert is None else convert(read, tensor.target)
         for checker in checkers:
@@ -147,6 +148,11 @@ def restore_bf16(block: _Block, name: str) -> _Block:
     return np.ascontiguousarray(halves[1::2])
 
 
+def widen_bf16(block: _Block, _name: str) -> _Block:
+    """Returns the F32 values of BF16 bits (uint16)."""
+    return upcast(block, "BF16")
+
+
 def narrow_int64(block: _Block, name: str) -> _Block:
     """Returns I64 values as I32.
 
@@ -163,5 +169,7 @@ _CONVERSIONS: Mapping[tuple[str, GgmlType], Callable[[_Block, str], _Block] | No
     ("F32", GgmlType.F32): None,
     ("I32", GgmlType.I32): None,
     ("F32", GgmlType.BF16): restore_bf16,
+    ("BF16", GgmlType.BF16): None,
+    ("BF16", GgmlType.F32): widen_bf16,
     ("I64", GgmlType.I32): narrow_int64,
 }

@@ -11,7 +11,7 @@ from sam3d_gguf.convert.files import component_sources
 from sam3d_gguf.convert.mhr_names import read_names
 from sam3d_gguf.convert.native import load_native_components
 from sam3d_gguf.convert.plan import PlannedTensor, plan_component, plan_single
-from sam3d_gguf.convert.products import BlockReader, Products
+from sam3d_gguf.convert.products import BlockReader, Products, specs
 from sam3d_gguf.convert.stream import keeps_bytes, tensor_data
 from sam3d_gguf.convert.verify_file import Claims, FileReport
 from sam3d_gguf.extractors.extraction import Model, Origin
@@ -69,8 +69,9 @@ def _claimed_source(claims: Claims, model: Model) -> str:
 
 def _compare(claims: Claims, products: Products, report: FileReport, progress: Progress) -> None:
     extraction, bound = products.extraction, claims.bound
+    stated = specs(products)
     for name, tensor in bound.tensors.items():
-        spec = products.specs.get(name)
+        spec = stated.get(name)
         if spec != TensorSpec(tensor.source_dtype, tensor.shape):
             report.problems.append(f"the source has no {tensor.source_dtype} tensor {name}")
             return
@@ -87,7 +88,7 @@ def _compare(claims: Claims, products: Products, report: FileReport, progress: P
             claims.names.prefix_sizes,
         ):
             report.problems.append("the names or prefix sizes are not those of the source")
-    reader = BlockReader(products)
+    reader = products.reader()
     for name, plan in planned.items():
         sha256 = plan.sha256 if keeps_bytes(plan) else _sha256(plan, reader)
         if sha256 != report.tensor_sha256[name]:

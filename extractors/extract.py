@@ -9,7 +9,7 @@ Nothing of the legacy file is parsed outside of the sandbox but its first bytes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,11 @@ from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
 from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import settle
-from sam3d_gguf.extractors.recheck import ProductDigests, recheck
+from sam3d_gguf.extractors.recheck import ProductDigests, digest_product, recheck
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxLimits, WorkerJob, WorkerResult
 from sam3d_gguf.extractors.sandbox.run import run_worker
 from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.tensor_ref import TensorRef
 from sam3d_gguf.extractors.worker import REFUSED, largest_product
 from sam3d_gguf.extractors.worker_report import ERROR, MAX_BYTES, REPORT, WorkerReport, decode
 from sam3d_gguf.manifests.known_answers import load_known_answers
@@ -102,8 +103,55 @@ def extract(
         if keep:
             for file in files.values():
                 settle(file.fd)
-        checked = _check(source, identity, _planned(model, report), report, files, progress)
+        compare = _comparison(source, report, files, progress)
+        checked = _check(source, identity, _planned(model, report), compare)
         yield Extracted(_extraction(model, identity, report, checked), files, result.sandbox)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A legacy file that stays open, the report on it, and where each tensor lies in it.
+
+    The report's safetensors files are hashed but not written. `refs` are by the tensors' names in
+    the source.
+    """
+
+    extraction: Extraction
+    source: OpenedFile
+    refs: Mapping[str, TensorRef]
+    sandbox: str
+
+
+@contextlib.contextmanager
+def locate(
+    model: Model,
+    path: Path,
+    folder: Path,
+    *,
+    sandbox: SandboxChoice | None = None,
+    allow_unpinned: bool = False,
+    progress: Progress = QUIET,
+) -> Generator[Located]:
+    """Read a legacy file in the sandbox, and hash the products that `extract` would write.
+
+    The reader says where tensors lie; the bytes are taken from the file by the host itself. See
+    `extract` for arguments and errors.
+    """
+    with open_source(path) as source:
+        _require_possible_pin(model, source, allow_unpinned)
+        identity, report, result = _read(model, source, folder, ("check",), sandbox, progress)
+        if identity.origin == "unpinned" and not allow_unpinned:
+            raise _unpinned(model, source, f"its SHA-256 is {identity.sha256}")
+        planned = _planned(model, report)
+
+        def digest(product: Product) -> ProductDigests:
+            return digest_product(source.source, report.tensors, product, progress.advance)
+
+        total = sum(tensor.nbytes for tensor in report.tensors.values())
+        progress.stage("Hash the tensors and the source again", total)
+        checked = _check(source, identity, planned, digest)
+        extraction = _extraction(model, identity, report, checked)
+        yield Located(extraction, source, report.tensors, result.sandbox)
 
 
 def reread(
@@ -138,7 +186,7 @@ def reread(
                 expected=stated.source.sha256,
             )
         planned = _planned(stated.model, report)
-        checked = _check(source, identity, planned, report, files, progress)
+        checked = _check(source, identity, planned, _comparison(source, report, files, progress))
         found = _extraction(stated.model, identity, report, checked)
     if (found.tensors, found.attributes) != (stated.tensors, stated.attributes):
         raise InputError("the source gives another report than the extraction's", where=str(path))
@@ -239,22 +287,32 @@ def _report(source: OpenedFile, kind: FileKind, folder: Path, result: WorkerResu
     return decode(document, source.source, kind)
 
 
+def _comparison(
+    source: OpenedFile,
+    report: WorkerReport,
+    files: Mapping[str, OpenedFile],
+    progress: Progress,
+) -> Callable[[Product], ProductDigests]:
+    """The check of product files that lie on disk against the source."""
+    progress.stage("Check every byte against the source", sum(f.size for f in files.values()))
+
+    def compare(product: Product) -> ProductDigests:
+        file = files[product.file].source
+        return recheck(source.source, report.tensors, product, file, progress.advance)
+
+    return compare
+
+
 def _check(
     source: OpenedFile,
     identity: SourceIdentity,
     planned: tuple[Product, ...],
-    report: WorkerReport,
-    files: Mapping[str, OpenedFile],
-    progress: Progress,
+    check: Callable[[Product], ProductDigests],
 ) -> list[tuple[Product, ProductDigests]]:
-    """Compare the products with the source, and the source with what it was before."""
-    progress.stage("Check every byte against the source", sum(f.size for f in files.values()))
+    """Check the products, and hold the source to what it was before."""
     with ThreadPoolExecutor(1) as executor:
         after = executor.submit(hash_file, source.source)
-        checked = [
-            (p, recheck(source.source, report.tensors, p, files[p.file].source, progress.advance))
-            for p in planned
-        ]
+        checked = [(product, check(product)) for product in planned]
         source.assert_unchanged()
         if after.result().sha256 != identity.sha256:
             raise InputError(

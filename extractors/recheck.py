@@ -6,6 +6,7 @@ tensor lies, widened as declared, and must equal the safetensors file's bytes at
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sam3d_gguf.extractors.byte_source import ByteSource
-from sam3d_gguf.extractors.hashing import BLOCK_BYTES, Progress, Region, hash_file
+from sam3d_gguf.extractors.hashing import (
+    BLOCK_BYTES,
+    ParallelHasher,
+    Progress,
+    Region,
+    hash_file,
+)
 from sam3d_gguf.extractors.materialize import iter_blocks, upcast
 from sam3d_gguf.extractors.products import Product, ProductTensor
 from sam3d_gguf.extractors.safetensors_format import SafetensorsSpec, canonical_header
@@ -22,6 +29,7 @@ from sam3d_gguf.extractors.tensor_ref import ITEMSIZE, TensorRef
 from sam3d_gguf.schemas.errors import InputError
 
 _Bytes = NDArray[np.uint8]
+_HASHED_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,8 @@ def recheck(
             "the reader's file has another header or size than its tensors give", where=product.file
         )
     regions = [Region(len(header) + entry.begin, entry.nbytes) for entry in entries]
-    buffers = _Buffers()
-    streams = [_Stream(source, refs, tensor, buffers) for tensor in product.tensors]
+    ring = BlockRing(1)
+    streams = [_Stream(product_blocks(source, refs, t, ring)) for t in product.tensors]
 
     def compare(index: int, block: memoryview) -> None:
         if not streams[index].equals(np.frombuffer(block, np.uint8)):
@@ -75,29 +83,88 @@ def recheck(
     return ProductDigests(digests.sha256, size, dict(zip(names, digests.regions, strict=True)))
 
 
-class _Buffers:
-    """Memory that all streams share, since one is read after the other."""
+def digest_product(
+    source: ByteSource,
+    refs: Mapping[str, TensorRef],
+    product: Product,
+    progress: Progress | None = None,
+) -> ProductDigests:
+    """Hash a product file that nobody writes, from the source's raw storage bytes.
 
-    def __init__(self) -> None:
-        self.read = [memoryview(bytearray(BLOCK_BYTES))]
-        self.wide = np.empty(BLOCK_BYTES // 4, np.float32)
+    Args:
+        source: the legacy file.
+        refs: where each of its tensors lies, by source name.
+        product: what the file would hold.
+    """
+    specs = [SafetensorsSpec(t.name, t.dtype, t.shape) for t in product.tensors]
+    header, entries = canonical_header(specs)
+    whole = hashlib.sha256(header)
+    digests = [hashlib.sha256() for _ in product.tensors]
+    # One more block than the hasher holds: the next is made before it waits for the oldest.
+    ring = BlockRing(_HASHED_AT_ONCE + 1)
+    with ParallelHasher(2, depth=_HASHED_AT_ONCE) as hasher:
+        for tensor, digest in zip(product.tensors, digests, strict=True):
+            for block in product_blocks(source, refs, tensor, ring):
+                hasher.advance()
+                hasher.update(0, whole, block.data)
+                hasher.update(1, digest, block.data)
+                if progress is not None:
+                    progress(block.nbytes)
+        hasher.wait()
+    size = len(header) + (entries[-1].end if entries else 0)
+    names = (tensor.name for tensor in product.tensors)
+    sha256 = (digest.hexdigest() for digest in digests)
+    return ProductDigests(whole.hexdigest(), size, dict(zip(names, sha256, strict=True)))
+
+
+class BlockRing:
+    """Memory for blocks of `BLOCK_BYTES`, each used again after all the others."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(slots)]
+        self.scratch = [memoryview(bytearray(BLOCK_BYTES))]
+
+    def upcoming(self) -> list[memoryview]:
+        """The slots in the order of their use."""
+        return self._slots
+
+    def take(self) -> memoryview:
+        """The next slot, which is used now."""
+        self._slots = [*self._slots[1:], self._slots[0]]
+        return self._slots[-1]
+
+
+def source_blocks(
+    source: ByteSource, ref: TensorRef, ring: BlockRing, max_bytes: int = BLOCK_BYTES
+) -> Iterator[NDArray[Any]]:
+    """Yield a tensor's elements as `iter_blocks` does, each block in the ring's next slot."""
+    for block in iter_blocks(source, ref, max_bytes, ring.upcoming()):
+        ring.take()
+        yield block
+
+
+def product_blocks(
+    source: ByteSource, refs: Mapping[str, TensorRef], tensor: ProductTensor, ring: BlockRing
+) -> Iterator[_Bytes]:
+    """Yield the bytes that a tensor has in its product file, from the source's."""
+    if tensor.source is None:
+        yield np.zeros(tensor.elements * ITEMSIZE[tensor.dtype], np.uint8)
+        return
+    ref = refs[tensor.source.name]
+    if tensor.dtype == ref.dtype:
+        yield from (block.view(np.uint8) for block in source_blocks(source, ref, ring))
+        return
+    size = BLOCK_BYTES * ref.itemsize // ITEMSIZE[tensor.dtype]
+    for block in iter_blocks(source, ref, size, ring.scratch):
+        wide = np.frombuffer(ring.take(), np.float32)
+        yield upcast(block, ref.dtype, wide).view(np.uint8)
 
 
 class _Stream:
     """The bytes that a tensor must have, handed out in the pieces that the comparison asks for."""
 
-    def __init__(
-        self,
-        source: ByteSource,
-        refs: Mapping[str, TensorRef],
-        tensor: ProductTensor,
-        buffers: _Buffers,
-    ) -> None:
-        self._source = source
-        self._tensor = tensor
-        self._ref = None if tensor.source is None else refs[tensor.source.name]
-        self._buffers = buffers
-        self._blocks = self._expected()
+    def __init__(self, blocks: Iterator[_Bytes]) -> None:
+        self._blocks = blocks
         self._rest: _Bytes = np.empty(0, np.uint8)
 
     def equals(self, block: _Bytes) -> bool:
@@ -112,18 +179,6 @@ class _Stream:
             self._rest = self._rest[count:]
             done += count
         return True
-
-    def _expected(self) -> Iterator[_Bytes]:
-        if self._ref is None:
-            yield np.zeros(self._tensor.elements * ITEMSIZE[self._tensor.dtype], np.uint8)
-            return
-        narrow = self._tensor.dtype != self._ref.dtype
-        size = BLOCK_BYTES * self._ref.itemsize // ITEMSIZE[self._tensor.dtype]
-        block: NDArray[Any]
-        for block in iter_blocks(self._source, self._ref, size, self._buffers.read):
-            if narrow:
-                block = upcast(block, self._ref.dtype, self._buffers.wide)
-            yield block.view(np.uint8)
 
 
 def _same(left: _Bytes, right: _Bytes) -> bool:

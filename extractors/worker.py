@@ -1,7 +1,8 @@
 """The reader that runs in the sandbox: a legacy file in, safetensors and a report out.
 
-Arguments: `inspect`, or `extract MODEL`. It writes `report.json`, or `error.json` when it refuses
-the file; with `extract` also the product files of the model.
+Arguments: `inspect`, `check` (the checksums of all storages too), or `extract MODEL`. It writes
+`report.json`, or `error.json` when it refuses the file; with `extract` also the product files of
+the model.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def main(source_fd: int, output: str, arguments: list[str]) -> int:
     try:
         source = ByteSource(source_fd, _NAME)
         archive = read_archive(source, _limits(source))
-        if task == "extract":
+        if task == "check":
+            check_storages(source, archive)
+        elif task == "extract":
             _extract(source, archive, models[0], folder)
         (folder / REPORT).write_bytes(dumps(encode(archive)))
     except Sam3dError as error:

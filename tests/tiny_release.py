@@ -191,7 +191,7 @@ def canonical_safetensors(tensors: Mapping[str, Array]) -> bytes:
     entries: dict[str, Json] = {}
     data = b""
     for name in sorted(tensors):
-        values = np.ascontiguousarray(tensors[name])
+        values = np.array(tensors[name], order="C")
         end = len(data) + values.nbytes
         entries[name] = {
             "dtype": _DTYPES[values.dtype.str],

@@ -12,7 +12,7 @@ from tiny_release import Release
 
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.mhr_names import MhrNames, read_names
-from sam3d_gguf.convert.products import Products, products_from_folder
+from sam3d_gguf.convert.products import FileProducts, products_from_folder, specs
 from sam3d_gguf.schemas.errors import ContractError
 
 JOINTS = "character_torch.skeleton.joint_names"
@@ -23,14 +23,16 @@ GOOD = [f"p{number}" for number in range(249)]
 
 
 @pytest.fixture(scope="module")
-def mhr(single: Release) -> Generator[Products]:
+def mhr(single: Release) -> Generator[FileProducts]:
     """The tiny asset's extraction."""
     folder = single.mhr_extraction
     with products_from_folder("mhr", folder, allow_unpinned=True) as products:
         yield products
 
 
-def names_of(products: Products, attributes: dict[str, Any], *, pinned: bool = False) -> MhrNames:
+def names_of(
+    products: FileProducts, attributes: dict[str, Any], *, pinned: bool = False
+) -> MhrNames:
     """The names, if the archive has these attributes instead."""
     extraction = products.extraction
     source = dataclasses.replace(
@@ -39,10 +41,10 @@ def names_of(products: Products, attributes: dict[str, Any], *, pinned: bool = F
     other = dataclasses.replace(
         products, extraction=dataclasses.replace(extraction, attributes=attributes, source=source)
     )
-    return read_names(other, load_contract("mhr.lod1").bind(products.specs))
+    return read_names(other, load_contract("mhr.lod1").bind(specs(products)))
 
 
-def test_the_archives_own_names(mhr: Products) -> None:
+def test_the_archives_own_names(mhr: FileProducts) -> None:
     names = names_of(mhr, {JOINTS: SKELETON["names"], PARAMETERS: GOOD, SIZES: [65, 56, 62, 83]})
 
     assert list(names.joints) == SKELETON["names"]
@@ -51,7 +53,7 @@ def test_the_archives_own_names(mhr: Products) -> None:
     assert names.numbered == ()
 
 
-def test_numbers_where_an_unpinned_archive_has_no_names(mhr: Products) -> None:
+def test_numbers_where_an_unpinned_archive_has_no_names(mhr: FileProducts) -> None:
     names = names_of(mhr, {})
 
     assert names.joints[:2] == ("joint_000", "joint_001")
@@ -62,7 +64,7 @@ def test_numbers_where_an_unpinned_archive_has_no_names(mhr: Products) -> None:
 
 
 @pytest.mark.parametrize("missing", [JOINTS, PARAMETERS])
-def test_a_pinned_archive_must_have_them(mhr: Products, missing: str) -> None:
+def test_a_pinned_archive_must_have_them(mhr: FileProducts, missing: str) -> None:
     attributes = {JOINTS: SKELETON["names"], PARAMETERS: GOOD}
     del attributes[missing]
 
@@ -93,30 +95,30 @@ def test_a_pinned_archive_must_have_them(mhr: Products, missing: str) -> None:
     ],
     ids=lambda names: str(names)[-24:],
 )
-def test_names_that_are_none_are_refused(mhr: Products, names: Any) -> None:
+def test_names_that_are_none_are_refused(mhr: FileProducts, names: Any) -> None:
     with pytest.raises(ContractError, match="does not name 249 things"):
         names_of(mhr, {PARAMETERS: names})
 
 
-def test_the_names_of_the_class_that_keeps_them_win(mhr: Products) -> None:
+def test_the_names_of_the_class_that_keeps_them_win(mhr: FileProducts) -> None:
     names = names_of(mhr, {"other.parameter_names": GOOD[::-1], PARAMETERS: GOOD})
 
     assert list(names.parameters) == GOOD
 
 
-def test_names_are_found_elsewhere_if_they_agree(mhr: Products) -> None:
+def test_names_are_found_elsewhere_if_they_agree(mhr: FileProducts) -> None:
     names = names_of(mhr, {"a.parameter_names": GOOD, "b.c.parameter_names": list(GOOD)})
 
     assert list(names.parameters) == GOOD
 
 
-def test_names_elsewhere_that_differ_are_refused(mhr: Products) -> None:
+def test_names_elsewhere_that_differ_are_refused(mhr: FileProducts) -> None:
     with pytest.raises(ContractError, match="different attributes parameter_names"):
         names_of(mhr, {"a.parameter_names": GOOD, "b.parameter_names": GOOD[::-1]})
 
 
 @pytest.mark.parametrize("sizes", [[65, 56, 62, 82], [65, 56, 62], [], "65,56,62,83", 266])
-def test_sizes_that_the_hierarchy_does_not_give_are_refused(mhr: Products, sizes: Any) -> None:
+def test_sizes_that_the_hierarchy_does_not_give_are_refused(mhr: FileProducts, sizes: Any) -> None:
     with pytest.raises(ContractError, match="_pmi_buffer_sizes") as caught:
         names_of(mhr, {SIZES: sizes})
 
