@@ -1,0 +1,1 @@
+"""SAM 3D Body: from a photo to posed meshes."""
