@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -387,6 +387,28 @@ class GraphBuilder:
             "view_4d", tuple(shape), x.address, *_sizes(tuple(shape)), *strides[1:], offset
         )
 
+    def split_heads(self, x: Tensor, start: int, width: int, heads: int) -> Tensor:
+        """Columns start..start+width of a contiguous [B, N, C], as a [B, N, heads, .] view."""
+        batch, tokens, columns = x.shape
+        if not 0 <= start <= start + width <= columns or width % heads:
+            raise BackendError(
+                f"columns {start}+{width} of {x.shape} are not {heads} heads", where=self._name
+            )
+        shape = (batch, tokens, heads, width // heads)
+        row = columns * _F32_BYTES
+        strides = (shape[-1] * _F32_BYTES, row, row * tokens)
+        return self._node("view_4d", shape, x.address, *_sizes(shape), *strides, start * _F32_BYTES)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C]."""
+        batch, heads, tokens, width = q.shape
+        if not self._library.call("ggml_is_contiguous", q.address):
+            q = self.contiguous(q)
+        weights = self.softmax(self.matmul(q, k), width**-0.5)
+        values = self.contiguous(self.permute(v, (0, 1, 3, 2)))
+        joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
+        return self.reshape(joined, (batch, tokens, heads * width))
+
     def _node(self, operation: str, shape: tuple[int, ...], *arguments: object) -> Tensor:
         self._reserve()
         address = self._library.pointer(f"ggml_{operation}", self._context, *arguments)
@@ -404,3 +426,29 @@ class GraphBuilder:
 
 def _sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*reversed(shape), *([1] * (MAX_DIMS - len(shape))))
+
+
+class Graphs:
+    """The graphs of a model, each built at its first use and kept."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.arena = Arena(backend)
+        self._graphs: dict[Hashable, Graph] = {}
+
+    def get(self, key: Hashable, build: Callable[[Arena], Graph]) -> Graph:
+        """The graph of that key."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = build(self.arena)
+        return graph
+
+    def all(self) -> tuple[Graph, ...]:
+        """Every graph that was built."""
+        return tuple(self._graphs.values())
+
+    def close(self) -> None:
+        """Frees all graphs and the compute buffer."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+        self.arena.close()

@@ -15,6 +15,7 @@ from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, TENSOR_ALIGNMENT, InitParams
 from sam3d_gguf.runtime.weights import FILE_TYPES, Weights, WeightTensor
+from sam3d_gguf.schemas.errors import ContractError
 
 GGML_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "I8": 24, "I32": 26, "BF16": 30}
 _USAGE_WEIGHTS = 1
@@ -103,7 +104,10 @@ class WeightStore:
             raise
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ContractError(f"the tensor {name} is missing", where=str(self._weights.path))
+        return tensor
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
