@@ -169,11 +169,11 @@ class Estimator:
     ) -> tuple[HandView, HandView]:
         side, width = self.passes.settings.crop_size[0], request.photo.shape[1]
         own = hand_steps.hand_boxes(result.hands, features.crop, side)
+        left_boxes, right_boxes = request.recorded_hand_boxes or own
         taps = _section(capture, "11.boxes")
         if taps is not None:
-            taps("left_xyxy", own[0])
-            taps("right_xyxy", own[1])
-        left_boxes, right_boxes = request.recorded_hand_boxes or own
+            taps("left_xyxy", left_boxes)
+            taps("right_xyxy", right_boxes)
         flipped = np.ascontiguousarray(request.photo[:, ::-1])
         left = self._hand_pass(
             flipped,

@@ -221,8 +221,6 @@ class Passes:
     ) -> Prediction:
         prefix = f"head.layer{output.layer:02d}."
         layer_taps = None if taps is None else _prefixed(taps, prefix)
-        if layer_taps is not None:
-            layer_taps("pose_residual_519", output.pose_residual)
         parameters = decode_parameters(output.pose)
         body = self.head(branch).pose(parameters, taps=layer_taps)
         translation = self._translation(branch, features, output.camera)
