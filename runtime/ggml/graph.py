@@ -39,13 +39,13 @@ class Arena:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._address = backend.library.pointer("ggml_gallocr_new", backend.buffer_type)
+        self._allocators: list[int] = [self._new_allocator()]
         self._owner: Graph | None = None
 
     @property
     def size(self) -> int:
         """Bytes of the compute buffer now; it never shrinks."""
-        return int(self.backend.library.call("ggml_gallocr_get_buffer_size", self._address, 0))
+        return sum(map(self._size_of, self._allocators))
 
     def place(self, graph: Graph) -> None:
         """Gives the graph's tensors their places in the buffer.
@@ -59,10 +59,13 @@ class Arena:
         library = self.backend.library
         graph.forget_places()
         needed = self._measure(graph)
-        self.backend.check_memory(needed - self.size, f"the intermediates of {graph.name}")
+        missing = needed - self._size_of(self._allocators[-1])
+        if missing > 0:
+            self._grow(graph.name, needed, missing)
+        allocator = self._allocators[-1]
         # Explicitly, because alloc_graph alone keeps the places of another graph of this size.
-        if not library.call("ggml_gallocr_reserve", self._address, graph.address) or not (
-            library.call("ggml_gallocr_alloc_graph", self._address, graph.address)
+        if not library.call("ggml_gallocr_reserve", allocator, graph.address) or not (
+            library.call("ggml_gallocr_alloc_graph", allocator, graph.address)
         ):
             raise BackendError(
                 f"no memory for the {needed} bytes of intermediates of {graph.name}",
@@ -71,10 +74,21 @@ class Arena:
             )
         self._owner = graph
 
+    def _grow(self, name: str, needed: int, missing: int) -> None:
+        purpose = f"the intermediates of {name}"
+        if self.backend.device.backend != "vulkan":
+            self.backend.check_memory(missing, purpose)
+            return
+        # The smaller buffer stays until the end: Mesa's llvmpipe (seen with 22.3) goes on using
+        # the bindings of a buffer that was freed between two dispatches.
+        self.backend.check_memory(needed, purpose)
+        if self._size_of(self._allocators[-1]):
+            self._allocators.append(self._new_allocator())
+
     def _measure(self, graph: Graph) -> int:
         """Bytes that the graph needs, measured apart: measuring spoils an allocator."""
         library = self.backend.library
-        allocator = library.pointer("ggml_gallocr_new", self.backend.buffer_type)
+        allocator = self._new_allocator()
         needed = ctypes.c_size_t(0)
         library.call(
             "ggml_gallocr_reserve_n_size",
@@ -87,12 +101,18 @@ class Arena:
         library.call("ggml_gallocr_free", allocator)
         return needed.value
 
+    def _new_allocator(self) -> int:
+        return self.backend.library.pointer("ggml_gallocr_new", self.backend.buffer_type)
+
+    def _size_of(self, allocator: int) -> int:
+        return int(self.backend.library.call("ggml_gallocr_get_buffer_size", allocator, 0))
+
     def close(self) -> None:
         """Frees the buffer."""
-        if self._address:
-            self.backend.library.call("ggml_gallocr_free", self._address)
-            self._address = 0
-            self._owner = None
+        for allocator in self._allocators:
+            self.backend.library.call("ggml_gallocr_free", allocator)
+        self._allocators.clear()
+        self._owner = None
 
 
 class Graph:
@@ -251,8 +271,7 @@ class GraphBuilder:
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Makes a tensor a result under a name."""
-        if not self._library.call("ggml_is_contiguous", tensor.address):
-            tensor = self.contiguous(tensor)
+        tensor = self._packed(tensor)
         self._outputs[name] = tensor
         self._library.call("ggml_set_output", tensor.address)
         source = struct_of(tensor).view_src
@@ -312,6 +331,8 @@ class GraphBuilder:
                 f"the product of {x.shape} and {weight.shape} does not fit", where=self._name
             )
         shape = (*x.shape[:-1], weight.shape[-2])
+        # The Vulkan backend rounds a strided operand to F16, the CPU's fast product skips it.
+        weight, x = self._packed(weight), self._packed(x)
         return self._node("mul_mat", shape, weight.address, x.address)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -362,8 +383,7 @@ class GraphBuilder:
         """A contiguous tensor under another shape."""
         if np.prod(x.shape) != np.prod(shape):
             raise BackendError(f"{x.shape} is not {shape}", where=self._name)
-        if not self._library.call("ggml_is_contiguous", x.address):
-            x = self.contiguous(x)
+        x = self._packed(x)
         return self._node("reshape_4d", shape, x.address, *_sizes(shape))
 
     def permute(self, x: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -402,12 +422,14 @@ class GraphBuilder:
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C]."""
         batch, heads, tokens, width = q.shape
-        if not self._library.call("ggml_is_contiguous", q.address):
-            q = self.contiguous(q)
         weights = self.softmax(self.matmul(q, k), width**-0.5)
-        values = self.contiguous(self.permute(v, (0, 1, 3, 2)))
+        values = self.permute(v, (0, 1, 3, 2))
         joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
         return self.reshape(joined, (batch, tokens, heads * width))
+
+    def _packed(self, x: Tensor) -> Tensor:
+        contiguous = self._library.call("ggml_is_contiguous", x.address)
+        return x if contiguous else self.contiguous(x)
 
     def _node(self, operation: str, shape: tuple[int, ...], *arguments: object) -> Tensor:
         self._reserve()
