@@ -36,7 +36,7 @@ from sam3d_gguf.runtime.geometry.crop import (
 )
 
 InferenceType = Literal["body", "full", "hand"]
-Checkpoint = Callable[[], None]
+Checkpoint = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +96,7 @@ class Estimator:
 
     Attributes:
         statistics: of the hand scales.
-        checkpoint: called between stages; may raise to cancel.
+        checkpoint: called with the name of each stage before it starts; may raise to cancel.
     """
 
     passes: Passes
@@ -127,15 +127,15 @@ class Estimator:
 
     def tokens(self, request: Request) -> TokenResult:
         """The body's pose tokens and camera translations alone, without hand tokens."""
-        self.checkpoint()
+        self.checkpoint("body features")
         features = self.passes.features(
             request.photo, request.boxes, request.intrinsics, BODY_PADDING, masks=request.masks
         )
-        self.checkpoint()
+        self.checkpoint("body decoder")
         return self.passes.decode_token(features)
 
     def _body_pass(self, request: Request, taps: Taps | None) -> tuple[Features, PassResult]:
-        self.checkpoint()
+        self.checkpoint("body features")
         features = self.passes.features(
             request.photo,
             request.boxes,
@@ -144,23 +144,23 @@ class Estimator:
             masks=request.masks,
             taps=taps,
         )
-        self.checkpoint()
+        self.checkpoint("body decoder")
         return features, self.passes.decode("body", features, taps=taps)
 
     def _hand(self, request: Request) -> Estimate:
-        self.checkpoint()
+        self.checkpoint("hand features")
         features = self.passes.features(
             request.photo, request.boxes, request.intrinsics, BODY_PADDING, masks=request.masks
         )
-        self.checkpoint()
+        self.checkpoint("hand decoder")
         return _estimate(features.crop, self.passes.decode("hand", features))
 
     def _hand_pass(
         self, photo: Uint8, boxes: Float32, intrinsics: Float32, taps: Taps | None
     ) -> tuple[Crop, PassResult]:
-        self.checkpoint()
+        self.checkpoint("hand features")
         features = self.passes.features(photo, boxes, intrinsics, HAND_PADDING, taps=taps)
-        self.checkpoint()
+        self.checkpoint("hand decoder")
         result = self.passes.decode("hand", features, taps=taps)
         return features.crop, result
 
@@ -206,7 +206,7 @@ class Estimator:
             left, right, first.prediction, features.crop, accepted.valid, width, criteria
         )
         last = self._prompted(features, first, prompts.values, capture)
-        self.checkpoint()
+        self.checkpoint("merge")
         merged = merge(
             self.passes.body,
             last.parameters,
@@ -225,7 +225,7 @@ class Estimator:
     ) -> Prediction:
         if prompts.shape[1] == 0:
             return first.prediction
-        self.checkpoint()
+        self.checkpoint("prompted decoder")
         taps = _section(capture, "15.prompt")
         if taps is not None:
             taps("keypoint_prompt", prompts)
@@ -288,16 +288,18 @@ def _middle_projection(
     points: Float32, translation: Float32, focal: Float32, width: int, height: int
 ) -> Float32:
     """The original's last projection: fx on both axes and the photo's middle, not K."""
-    moved = points + translation[:, None]
+    moved: Float32 = points + translation[:, None]
     depth = moved[..., 2:]
-    middle = np.array([width / 2, height / 2], np.float32)
-    image: Float32 = (moved[..., :2] * focal[:, None, None] + middle * depth) / depth
-    return image
+    middle: Float32 = np.array([width / 2, height / 2], np.float32) * depth
+    image: Float32 = moved[..., :2] * focal[:, None, None] + middle
+    return np.divide(image, depth, dtype=np.float32)
 
 
 def _corners(view: HandView) -> Float32:
-    half = view.side / np.float32(2)
-    return np.concatenate([view.center - half, view.center + half], axis=1)
+    half: Float32 = view.side / np.float32(2)
+    low: Float32 = view.center - half
+    high: Float32 = view.center + half
+    return np.concatenate([low, high], axis=1)
 
 
 def _tap_request(capture: Capture | None, request: Request) -> None:

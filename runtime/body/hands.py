@@ -97,9 +97,9 @@ def hand_boxes(hands: HandDetection, crop: Crop, side: int) -> tuple[Float32, Fl
     found: list[Float32] = []
     for index in range(2):
         box = boxes[:, index]
-        length = np.repeat(box[:, 2:].max(axis=1, keepdims=True), 2, axis=1) / scale
-        center = (box[:, :2] - shift) / scale
-        half = length / np.float32(2)
+        longest: Float32 = box[:, 2:].max(axis=1, keepdims=True)
+        half: Float32 = np.repeat(longest, 2, axis=1) / scale / np.float32(2)
+        center: Float32 = (box[:, :2] - shift) / scale
         found.append(np.concatenate([center - half, center + half], axis=1))
     return found[0], found[1]
 
@@ -168,7 +168,7 @@ def check_wrists(
         rest_rotations: [127, 3, 3] of the rig.
         own: [B, 2, 3, 3] local wrist rotations of the first body pass.
     """
-    rest = body_rotations[:, LOWER_ARM_JOINTS] @ rest_rotations[list(WRIST_TWIST_JOINTS)]
+    rest: Float32 = body_rotations[:, LOWER_ARM_JOINTS] @ rest_rotations[list(WRIST_TWIST_JOINTS)]
     wanted = np.stack(
         [
             left.joint_rotations[:, LEFT_WRIST_JOINT],
@@ -176,7 +176,7 @@ def check_wrists(
         ],
         axis=1,
     )
-    local = np.swapaxes(rest, -1, -2) @ wanted
+    local: Float32 = np.swapaxes(rest, -1, -2) @ wanted
     return WristCheck(rest, wanted, local, angle_between(own, local))
 
 

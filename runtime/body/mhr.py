@@ -22,11 +22,13 @@ class MhrMesh:
     Attributes:
         vertices: [B, V, 3], cm.
         states: [B, 127, 8] global skeleton states: translation cm, quaternion XYZW, scale.
+        local: [B, 127, 8] the same relative to the parents.
         rest: [B, V, 3] the mesh before skinning, correctives included, cm.
     """
 
     vertices: Float32
     states: Float32
+    local: Float32
     rest: Float32
 
 
@@ -79,7 +81,7 @@ class Mhr:
         vertices = mhr_rig.skin(self.rig, states, rest)
         _tap(taps, "vertices", vertices)
         _tap(taps, "skel_state", states)
-        return MhrMesh(vertices, states, rest)
+        return MhrMesh(vertices, states, local, rest)
 
     def _corrected(self, joints: Float32, taps: Taps | None) -> Float32:
         features = mhr_rig.pose_features(joints)

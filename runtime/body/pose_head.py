@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam3d_gguf.runtime.body.mhr import Mhr
+from sam3d_gguf.runtime.body.mhr import Mhr, MhrMesh
 from sam3d_gguf.runtime.body.neural import KEYPOINTS, BodyNetwork, Branch, Taps
 from sam3d_gguf.runtime.geometry import pose_values
 from sam3d_gguf.runtime.geometry.arrays import Float32, Int32
@@ -102,6 +102,7 @@ class PosedBody:
         joints: [B, 127, 3].
         joint_rotations: [B, 127, 3, 3] global, MHR's axes.
         model_parameters: [B, 204].
+        mesh: MHR's own output, cm.
     """
 
     vertices: Float32
@@ -109,6 +110,7 @@ class PosedBody:
     joints: Float32
     joint_rotations: Float32
     model_parameters: Float32
+    mesh: MhrMesh
 
 
 def decode_parameters(pose: Float32) -> PoseParameters:
@@ -163,6 +165,7 @@ class PoseHead:
             joints=_flipped(joints),
             joint_rotations=matrix_from_quaternion(mesh.states[..., 3:7]),
             model_parameters=model,
+            mesh=mesh,
         )
 
     def model_parameters(self, parameters: PoseParameters) -> Float32:
@@ -193,8 +196,10 @@ class PoseHead:
         constants = self.constants
         world = matrix_from_euler("xyz", rotation) @ constants.to_world
         turned = euler_from_matrix("xyz", world)
-        arm = matrix_from_euler("xyz", turned) @ (constants.wrist - constants.root)
-        return turned, -(arm + constants.root)
+        bone: Float32 = constants.wrist - constants.root
+        arm = np.matmul(matrix_from_euler("xyz", turned), bone, dtype=np.float32)
+        shift = np.negative(arm + constants.root, dtype=np.float32)
+        return turned, shift
 
 
 def _flipped(points: Float32) -> Float32:

@@ -85,8 +85,9 @@ def crop_condition(
         center, scale, photo_size: [B, 2] of the crops.
         own_center: measure from the intrinsics' principal point, not from the photo's middle.
     """
-    middle = intrinsics[None, :2, 2] if own_center else photo_size / np.float32(2)
-    values: Float32 = np.concatenate([center - middle, scale[:, :1]], axis=1)
+    middle: Float32 = intrinsics[None, :2, 2] if own_center else photo_size / np.float32(2)
+    offset: Float32 = center - middle
+    values: Float32 = np.concatenate([offset, scale[:, :1]], axis=1)
     condition: Float32 = values / intrinsics[0, 0]
     return condition
 
@@ -112,11 +113,13 @@ def camera_translation(
         factor: 1 for the body, 10 for a hand.
         own_center: as in `crop_condition`.
     """
-    size = side * -camera[:, 0] * np.float32(factor) + np.float32(1e-8)
-    depth = 2 * intrinsics[:, 0, 0] / size
-    middle = intrinsics[:, :2, 2] if own_center else photo_size / np.float32(2)
-    shift = 2 * (center - middle) / size[:, None]
-    return np.stack([camera[:, 1] + shift[:, 0], -camera[:, 2] + shift[:, 1], depth], axis=-1)
+    size: Float32 = side * -camera[:, 0] * np.float32(factor) + np.float32(1e-8)
+    depth: Float32 = np.float32(2) * intrinsics[:, 0, 0] / size
+    middle: Float32 = intrinsics[:, :2, 2] if own_center else photo_size / np.float32(2)
+    shift: Float32 = np.float32(2) * (center - middle) / size[:, None]
+    x: Float32 = camera[:, 1] + shift[:, 0]
+    y: Float32 = -camera[:, 2] + shift[:, 1]
+    return np.stack([x, y, depth], axis=-1)
 
 
 def project(points: Float32, translation: Float32, intrinsics: Float32) -> Projection:

@@ -28,13 +28,12 @@ def normalized(vectors: Float32) -> Float32:
 
 def quaternion_product(left: Float32, right: Float32) -> Float32:
     """Hamilton product of [..., 4] quaternions; the result is not normalised."""
-    vector = (
-        left[..., 3:] * right[..., :3]
-        + right[..., 3:] * left[..., :3]
-        + np.cross(left[..., :3], right[..., :3])
-    )
-    scalar = left[..., 3] * right[..., 3] - (left[..., :3] * right[..., :3]).sum(axis=-1)
-    return np.concatenate([vector, scalar[..., None]], axis=-1)
+    product = np.empty(np.broadcast_shapes(left.shape, right.shape), np.float32)
+    side = np.cross(left[..., :3], right[..., :3])
+    product[..., :3] = left[..., 3:] * right[..., :3] + right[..., 3:] * left[..., :3] + side
+    dot = (left[..., :3] * right[..., :3]).sum(axis=-1)
+    product[..., 3] = left[..., 3] * right[..., 3] - dot
+    return product
 
 
 def matrix_from_quaternion(quaternion: Float32) -> Float32:
@@ -42,12 +41,17 @@ def matrix_from_quaternion(quaternion: Float32) -> Float32:
     x, y, z, w = (quaternion[..., index] for index in range(4))
     x2, y2, z2, w2 = x * x, y * y, z * z, w * w
     xy, zw, xz, yw, yz, xw = x * y, z * w, x * z, y * w, y * z, x * w
-    rows = [
-        [x2 - y2 - z2 + w2, 2 * (xy - zw), 2 * (xz + yw)],
-        [2 * (xy + zw), -x2 + y2 - z2 + w2, 2 * (yz - xw)],
-        [2 * (xz - yw), 2 * (yz + xw), -x2 - y2 + z2 + w2],
-    ]
-    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
+    matrix = np.empty((*quaternion.shape[:-1], 3, 3), np.float32)
+    matrix[..., 0, 0] = x2 - y2 - z2 + w2
+    matrix[..., 0, 1] = 2 * (xy - zw)
+    matrix[..., 0, 2] = 2 * (xz + yw)
+    matrix[..., 1, 0] = 2 * (xy + zw)
+    matrix[..., 1, 1] = -x2 + y2 - z2 + w2
+    matrix[..., 1, 2] = 2 * (yz - xw)
+    matrix[..., 2, 0] = 2 * (xz - yw)
+    matrix[..., 2, 1] = 2 * (yz + xw)
+    matrix[..., 2, 2] = -x2 - y2 + z2 + w2
+    return matrix
 
 
 def quaternion_from_matrix(matrix: Float32) -> Float32:
