@@ -92,15 +92,17 @@ def channels_first(features: FloatArray) -> FloatArray:
 
 
 def _prefixed(cosine: FloatArray, prefix: int) -> FloatArray:
-    """Factors of 1 for the tokens before the patches, which are not rotated."""
-    return np.concatenate([np.ones((prefix, cosine.shape[1]), np.float32), cosine])
+    """[tokens, 1, head_dim], 1 for the tokens before the patches, which are not rotated."""
+    ones = np.ones((prefix, cosine.shape[1]), np.float32)
+    return np.concatenate([ones, cosine])[:, None]
 
 
 def _signed_sine(sine: FloatArray, prefix: int) -> FloatArray:
-    """The sign of rotate-half folded into the sine; 0 for the tokens before the patches."""
+    """[tokens, 1, head_dim], rotate-half's sign included, 0 for the tokens before the patches."""
     half = sine.shape[1] // 2
     signed = np.concatenate([-sine[:, :half], sine[:, half:]], axis=1)
-    return np.concatenate([np.zeros((prefix, sine.shape[1]), np.float32), signed])
+    zeros = np.zeros((prefix, sine.shape[1]), np.float32)
+    return np.concatenate([zeros, signed])[:, None]
 
 
 class _Run:
@@ -206,7 +208,6 @@ class _Run:
     def _attention(self, network: Network, qkv: Tensor, detail: _Detail) -> Tensor:
         channels, heads = self._dimensions.channels, self._dimensions.heads
         both = network.split_heads(qkv, 0, 2 * channels, 2 * heads)
-        both = network.contiguous(network.permute(both, (0, 2, 1, 3)))
         half = both.shape[3] // 2
         swapped = network.concat(
             [network.narrow(both, 3, half, half), network.narrow(both, 3, 0, half)], axis=3
@@ -215,6 +216,7 @@ class _Run:
             network.multiply(both, network.tensors["cosine"]),
             network.multiply(swapped, network.tensors["sine"]),
         )
+        rotated = network.permute(rotated, (0, 2, 1, 3))
         q = detail("q_rope", network.narrow(rotated, 1, 0, heads))
         k = detail("k_rope", network.narrow(rotated, 1, heads, heads))
         v = network.split_heads(qkv, 2 * channels, channels, heads)

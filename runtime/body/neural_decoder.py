@@ -157,8 +157,9 @@ class Decoder:
         valid = ~(outside | (depth < np.float32(MIN_DEPTH)))[..., None]
         sampled = bilinear_sample(features.values, cropped * np.float32(2)) * valid
         points = feedback.keypoints_3d
-        pelvis = (points[:, PELVIS[0]] + points[:, PELVIS[1]]) / np.float32(2)
-        results = self._embed_keypoints(cropped, sampled, points - pelvis[:, None])
+        pelvis = (points[:, PELVIS[0]] + points[:, PELVIS[1]]) * np.float32(0.5)
+        centred: FloatArray = np.subtract(points, pelvis[:, None], dtype=np.float32)
+        results = self._embed_keypoints(cropped, sampled, centred)
         rows = slice(-2 * KEYPOINTS, -KEYPOINTS)
         updated = tokens.copy()
         updated[:, rows] += results["features"]

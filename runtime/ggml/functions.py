@@ -97,6 +97,7 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_norm": (_P, (_P, _P, _F)),
     "ggml_scale": (_P, (_P, _P, _F)),
     "ggml_soft_max_ext": (_P, (_P, _P, _P, _F, _F)),
+    "ggml_flash_attn_ext": (_P, (_P, _P, _P, _P, _P, _F, _F, _F)),
     "ggml_relu": (_P, (_P, _P)),
     "ggml_gelu_erf": (_P, (_P, _P)),
     "ggml_swiglu_split": (_P, (_P, _P, _P)),

