@@ -1,0 +1,151 @@
+# Everything a contributor or CI runs. docs/development.md says what each recipe is for.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+uv := if `command -v uv || true` != "" { "uv" } else { "pipx run --spec uv==0.13.9 uv" }
+bin := justfile_directory() / ".venv/bin"
+
+# List the recipes
+default:
+    @{{ just_executable() }} --list
+
+# Make the Python environment from uv.lock, and install bubblewrap where that is allowed
+setup: (packages "required" "bwrap:bubblewrap") sandbox-check
+    @{{ uv }} sync --locked --quiet
+
+# Install the Debian packages of the commands that are missing (COMMAND:PACKAGE ...)
+[private]
+packages need *pairs:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    missing=()
+    for pair in {{ pairs }}; do
+        PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+    done
+    [ ${#missing[@]} -gt 0 ] || exit 0
+    if [ "$(id -u)" = 0 ]; then as_root=(env)
+    elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root=(sudo -n env)
+    else as_root=(); fi
+    if command -v apt-get >/dev/null && [ ${#as_root[@]} -gt 0 ]; then
+        echo "setup: installing ${missing[*]}" >&2
+        install=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive
+                 apt-get install -y -qq --no-install-recommends "${missing[@]}")
+        if "${install[@]}" </dev/null >/dev/null 2>&1; then exit 0; fi
+        "${as_root[@]}" apt-get update -qq </dev/null
+        "${install[@]}" </dev/null >/dev/null && exit 0
+    fi
+    echo "setup: these packages are missing; install them and run this again:" >&2
+    echo "    sudo apt-get install -y ${missing[*]}" >&2
+    [ "{{ need }}" != required ]
+
+# Say why bubblewrap can't make its namespaces here, before anything depends on it
+[private]
+sandbox-check:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    if problem=$(bwrap --unshare-all --ro-bind / / true 2>&1); then exit 0; fi
+    echo "setup: bubblewrap is installed but can't make a sandbox: $problem" >&2
+    if [ "$(cat /proc/sys/kernel/apparmor_restrict_unprivileged_userns 2>/dev/null)" = 1 ]; then
+        echo "This system lets only programs with an AppArmor profile make user namespaces." >&2
+        echo "README.md, 'Where user namespaces are restricted', has the profile to add." >&2
+    else
+        echo "User namespaces are off here (in a container: start it with a seccomp profile and" >&2
+        echo "capabilities that allow them; see README.md)." >&2
+    fi
+    exit 1
+
+# Convert, verify and inspect the synthetic model of tests/fixtures (writes demo-output/)
+demo: setup
+    @tests/demo.sh "{{ bin }}" demo-output
+
+# The demo from the built wheel, in an environment of its own and outside the checkout
+wheel-demo: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    away=$(mktemp -d)
+    trap 'rm -rf "$away"' EXIT
+    rm -rf build
+    {{ uv }} build --quiet --wheel --out-dir "$away/dist"
+    {{ uv }} export --quiet --locked --no-dev --no-emit-project --output-file "$away/locked.txt" >/dev/null
+    {{ uv }} venv --quiet --python "{{ bin }}/python" "$away/venv"
+    export VIRTUAL_ENV="$away/venv"
+    {{ uv }} pip install --quiet --require-hashes -r "$away/locked.txt"
+    {{ uv }} pip install --quiet --no-deps "$away"/dist/*.whl
+    cp -r tests/fixtures/tiny-body-a tests/demo.sh "$away/"
+    cd "$away"
+    FIXTURE="$away/tiny-body-a" ./demo.sh "$away/venv/bin" "$away/demo-output"
+
+# Everything that must hold, without the minutes-long and the PyTorch tests
+test: setup test-packages lint typecheck
+    #!/usr/bin/env bash
+    set -euo pipefail
+    marks="not slow and not oracle"
+    if ! { [ "$(id -u)" = 0 ] && command -v dockerd >/dev/null; }; then
+        marks="$marks and not docker"
+        echo "test: leaving out the Docker tests, which start a daemon: they need root and dockerd" >&2
+    fi
+    "{{ bin }}/python" -m pytest -m "$marks"
+
+# All tests: with the slow ones, and the comparisons with PyTorch
+test-full: setup test-packages oracle lint typecheck oracle-typecheck
+    "{{ bin }}/python" -m pytest
+
+# What some tests start; they are left out without it
+[private]
+test-packages:
+    @if [ "$(id -u)" = 0 ]; then {{ just_executable() }} packages wanted dockerd:docker.io; fi
+
+# ruff: rules and format
+lint: setup
+    @"{{ bin }}/ruff" check
+    @"{{ bin }}/ruff" format --check
+
+# mypy and pyright, both strict
+typecheck: setup
+    @"{{ bin }}/mypy"
+    @PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "{{ bin }}/pyright"
+
+# mypy on the programs that run in the oracle environment
+[private]
+oracle-typecheck: oracle
+    @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
+        --disable-error-code import-untyped --python-executable .oracle/bin/python \
+        tests/oracle/*.py benchmarks/plain.py
+
+# Make .oracle/: PyTorch (CPU) and friends, which tests and benchmarks run as a second program
+oracle: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    wanted=$(sha256sum tests/oracle/requirements.lock tests/oracle/torch.txt)
+    if [ "$(cat .oracle/made-from 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+    {{ uv }} venv --quiet --clear --python "{{ bin }}/python" .oracle
+    export VIRTUAL_ENV="$PWD/.oracle"
+    {{ uv }} pip install --quiet --require-hashes -r tests/oracle/requirements.lock
+    links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
+    if [ -n "$links" ] && {{ uv }} pip install --quiet --no-deps --no-index --find-links "$links" \
+        -r tests/oracle/torch.txt 2>/dev/null; then :
+    elif ! {{ uv }} pip install --quiet --no-deps --torch-backend cpu -r tests/oracle/torch.txt; then
+        echo "oracle: no CPU build of PyTorch could be installed. Put a wheel of the version in" >&2
+        echo "tests/oracle/torch.txt into a folder and name the folder in UV_FIND_LINKS." >&2
+        exit 1
+    fi
+    .oracle/bin/python -c 'import torch, safetensors.torch, gguf, yaml'
+    echo "$wanted" >.oracle/made-from
+
+# Full-shape conversion against the plain way in PyTorch (writes benchmarks/results.json)
+bench *options: setup oracle
+    @"{{ bin }}/python" -m benchmarks.bench {{ options }}
+
+# Coverage-guided fuzzing of the parsers, SECONDS for each target
+fuzz seconds="60": setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    export UV_PROJECT_ENVIRONMENT=.cache/fuzz
+    {{ uv }} sync --locked --quiet --group fuzz
+    for target in tests/fuzz/fuzz_*.py; do
+        name=$(basename "$target" .py)
+        mkdir -p ".cache/fuzz-corpus/$name"
+        echo "fuzz: $name, {{ seconds }} s"
+        .cache/fuzz/bin/python "$target" ".cache/fuzz-corpus/$name" "tests/fuzz/corpus/${name#fuzz_}" \
+            -max_total_time={{ seconds }} -timeout=10 -artifact_prefix=".cache/fuzz-corpus/"
+    done

@@ -1,0 +1,286 @@
+"""From a legacy file to verified safetensors: sandboxed reading, then the host's own check.
+
+    with scratch_folder(out.parent) as folder, extract("body", checkpoint, folder) as result:
+        result.extraction.products[0].sha256
+
+Nothing of the legacy file is parsed outside of the sandbox but its first bytes and zip directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sam3d_gguf.extractors.classify import classify
+from sam3d_gguf.extractors.extraction import (
+    AddedTensor,
+    ArchiveFacts,
+    ExtractedProduct,
+    ExtractedTensor,
+    Extraction,
+    KnownAnswer,
+    Model,
+    Origin,
+    SourceIdentity,
+)
+from sam3d_gguf.extractors.files import OpenedFile, open_source
+from sam3d_gguf.extractors.hashing import hash_file
+from sam3d_gguf.extractors.kinds import FileKind, require_kind
+from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
+from sam3d_gguf.extractors.progress import QUIET, Progress
+from sam3d_gguf.extractors.publication import settle
+from sam3d_gguf.extractors.recheck import ProductDigests, recheck
+from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxLimits, WorkerJob, WorkerResult
+from sam3d_gguf.extractors.sandbox.run import run_worker
+from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.worker import REFUSED, largest_product
+from sam3d_gguf.extractors.worker_report import ERROR, MAX_BYTES, REPORT, WorkerReport, decode
+from sam3d_gguf.manifests.known_answers import load_known_answers
+from sam3d_gguf.manifests.sources import load_sources
+from sam3d_gguf.schemas.errors import InputError, SandboxError
+from sam3d_gguf.schemas.strict_json import load_file
+
+ROLES: Mapping[Model, str] = {"body": "body.checkpoint", "mhr": "mhr.asset"}
+_KINDS: Mapping[Model, frozenset[FileKind]] = {
+    "body": frozenset({FileKind.TORCH_ZIP, FileKind.TORCH_LEGACY}),
+    "mhr": frozenset({FileKind.TORCHSCRIPT}),
+}
+_WORKER_NAME = "the file"
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """Verified product files, open, and the report on them; `sandbox` names what read the source."""
+
+    extraction: Extraction
+    files: Mapping[str, OpenedFile]
+    sandbox: str
+
+
+@contextlib.contextmanager
+def extract(
+    model: Model,
+    path: Path,
+    folder: Path,
+    *,
+    sandbox: SandboxChoice | None = None,
+    allow_unpinned: bool = False,
+    keep: bool = False,
+    progress: Progress = QUIET,
+) -> Iterator[Extracted]:
+    """Read a legacy file in the sandbox and check what came out; the files are open in the block.
+
+    Args:
+        model: what the file is to be.
+        path: a torch.save checkpoint ("body") or a TorchScript archive ("mhr").
+        folder: an empty private folder on a file system with room for the products.
+        sandbox: bubblewrap unless said otherwise.
+        allow_unpinned: accept a file that this tool has no pin for.
+        keep: force the product files to the disk before they are checked, so that
+            `PublicationSet.adopt` may take them.
+
+    Raises:
+        InputError: the file is of another kind, malformed, not pinned, changed while it was read,
+            or gave products that are not those published.
+        SandboxError: the sandbox is missing or ended the reader.
+    """
+    with open_source(path) as source, contextlib.ExitStack() as stack:
+        require_kind(sniff(source.source), _KINDS[model], source.source.name)
+        _require_possible_pin(model, source, allow_unpinned)
+        sha256, result = _read(model, source, folder, sandbox or SandboxChoice(), progress)
+        identity = SourceIdentity(path.name, source.size, sha256, _origin(model, source, sha256))
+        if identity.origin == "unpinned" and not allow_unpinned:
+            raise _unpinned(model, source, f"its SHA-256 is {sha256}")
+        report = _report(source, folder, result)
+        files = {
+            name: stack.enter_context(open_source(folder / name)) for name in product_files(model)
+        }
+        if keep:
+            for file in files.values():
+                settle(file.fd)
+        checked = _check(model, source, sha256, report, files, progress)
+        yield Extracted(_extraction(model, identity, report, checked), files, result.sandbox)
+
+
+def _require_possible_pin(model: Model, source: OpenedFile, allow_unpinned: bool) -> None:
+    sizes = {pin.bytes for pin in load_sources().with_role(ROLES[model])}
+    if source.size not in sizes and not allow_unpinned:
+        raise _unpinned(model, source, f"it has {source.size} bytes")
+
+
+def _unpinned(model: Model, source: OpenedFile, found: str) -> InputError:
+    pins = load_sources().with_role(ROLES[model])
+    known = "; or ".join(
+        f"{pin.path} of {pin.repository} ({pin.bytes} bytes, SHA-256 {pin.sha256})" for pin in pins
+    )
+    return InputError(
+        f"this is not a pinned {ROLES[model]}: {found}",
+        where=str(source.path),
+        expected=known,
+        action="Fetch the official file again, or accept this one with --allow-unpinned",
+    )
+
+
+def _origin(model: Model, source: OpenedFile, sha256: str) -> Origin:
+    pins = load_sources().with_role(ROLES[model])
+    known = any((pin.sha256, pin.bytes) == (sha256, source.size) for pin in pins)
+    return "pinned" if known else "unpinned"
+
+
+def _read(
+    model: Model, source: OpenedFile, folder: Path, sandbox: SandboxChoice, progress: Progress
+) -> tuple[str, WorkerResult]:
+    """Hash the source, while the sandboxed reader is at work on it."""
+    job = WorkerJob(
+        source_fd=source.fd,
+        source_path=source.path,
+        output=folder,
+        arguments=("extract", model),
+        limits=SandboxLimits(file_bytes=largest_product(source.size)),
+    )
+    progress.stage(f"Read {source.path.name} in the sandbox", source.size)
+    with ThreadPoolExecutor(1) as executor:
+        before = executor.submit(hash_file, source.source, progress=progress.advance)
+        result = run_worker(job, sandbox)
+        return before.result().sha256, result
+
+
+def _report(source: OpenedFile, folder: Path, result: WorkerResult) -> WorkerReport:
+    name = source.source.name
+    if result.exit_status == REFUSED and result.ended_by is None:
+        fault: Any = load_file(folder / ERROR, schema="worker-error")
+        where = name + fault["where"].removeprefix(_WORKER_NAME) if fault["where"] else name
+        raise InputError(
+            fault["what"], where=where, expected=fault["expected"], action=fault["action"]
+        )
+    result.raise_for_end(where=name)
+    if result.exit_status != 0:
+        tail = result.stderr.strip().splitlines()[-1:] or ["it says nothing"]
+        raise SandboxError(f"the sandboxed reader failed: {tail[0][:500]}", where=name)
+    document = load_file(folder / REPORT, schema="worker", max_bytes=MAX_BYTES)
+    return decode(document, source.source)
+
+
+def _check(
+    model: Model,
+    source: OpenedFile,
+    sha256: str,
+    report: WorkerReport,
+    files: Mapping[str, OpenedFile],
+    progress: Progress,
+) -> list[tuple[Product, ProductDigests]]:
+    """Compare the products with the source, and the source with what it was before."""
+    planned = plan_products(
+        model, [SourceTensor(t.name, t.dtype, t.shape) for t in report.tensors.values()]
+    )
+    progress.stage("Check every byte against the source", sum(f.size for f in files.values()))
+    with ThreadPoolExecutor(1) as executor:
+        after = executor.submit(hash_file, source.source)
+        checked = [
+            (p, recheck(source.source, report.tensors, p, files[p.file].source, progress.advance))
+            for p in planned
+        ]
+        source.assert_unchanged()
+        if after.result().sha256 != sha256:
+            raise InputError(
+                "the file was changed while it was read",
+                where=source.source.name,
+                action="Wait until the file is complete, then try again",
+            )
+    return checked
+
+
+def _extraction(
+    model: Model,
+    source: SourceIdentity,
+    report: WorkerReport,
+    checked: list[tuple[Product, ProductDigests]],
+) -> Extraction:
+    tensors: list[ExtractedTensor] = []
+    added: list[AddedTensor] = []
+    for product, digests in checked:
+        for t in product.tensors:
+            sha256 = digests.tensors[t.name]
+            if t.source is None:
+                added.append(AddedTensor(product.file, t.name, t.dtype, t.shape, t.reason, sha256))
+                continue
+            ref = report.tensors[t.source.name]
+            tensors.append(
+                ExtractedTensor(
+                    name=ref.name,
+                    file=product.file,
+                    target=t.name,
+                    cls=classify(model, ref.name),
+                    source_dtype=ref.dtype,
+                    dtype=t.dtype,
+                    shape=t.shape,
+                    member=ref.storage.member,
+                    offset=ref.storage_offset,
+                    strides=ref.strides,
+                    sha256=sha256,
+                )
+            )
+    pinned = source.origin == "pinned"
+    if pinned and model == "mhr":
+        _require_known_tensors(tensors)
+    return Extraction(
+        model=model,
+        source=source,
+        archive=ArchiveFacts(
+            report.kind.name, report.wrapper, report.root, report.code, report.globals
+        ),
+        products=tuple(_product(product, digests, pinned) for product, digests in checked),
+        tensors=tuple(tensors),
+        added=tuple(added),
+        shared_storages=report.shared,
+        left_out=report.left_out,
+        attributes=report.attributes,
+        inert=report.inert,
+    )
+
+
+def _product(product: Product, digests: ProductDigests, pinned: bool) -> ExtractedProduct:
+    known = known_products().get(product.file) if pinned else None
+    if known is not None and known != (digests.bytes, digests.sha256):
+        raise InputError(
+            f"the file made from the pinned source has {digests.bytes} bytes and SHA-256 "
+            f"{digests.sha256}",
+            where=product.file,
+            expected=f"the published {known[0]} bytes and SHA-256 {known[1]}",
+            action="Report this: the source is official, so the reader is wrong",
+        )
+    answer: KnownAnswer = "none" if known is None else "equal"
+    return ExtractedProduct(
+        product.file, digests.bytes, digests.sha256, len(product.tensors), answer
+    )
+
+
+def known_products() -> dict[str, tuple[int, str]]:
+    """The published size and SHA-256 of the product files that have any, by file name."""
+    answers = load_known_answers()
+    return {
+        "backbone.safetensors": (
+            answers.body_backbone_safetensors.bytes,
+            answers.body_backbone_safetensors.sha256,
+        ),
+        "other.safetensors": (
+            answers.body_other_safetensors.bytes,
+            answers.body_other_safetensors.sha256,
+        ),
+    }
+
+
+def _require_known_tensors(tensors: list[ExtractedTensor]) -> None:
+    found = {t.name: (t.dtype, t.shape, t.sha256) for t in tensors}
+    for known in load_known_answers().mhr_tensors.values():
+        if found.get(known.name) != (known.dtype, known.shape, known.sha256):
+            raise InputError(
+                f"the tensor {known.name!r} of the pinned source is not the published one",
+                where="mhr.safetensors",
+                expected=f"{known.dtype} {list(known.shape)} with SHA-256 {known.sha256}",
+                action="Report this: the source is official, so the reader is wrong",
+            )
