@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam3d_gguf.runtime.geometry.arrays import Float32
+from sam3d_gguf.runtime.geometry.arrays import Float32, Float64
 from sam3d_gguf.schemas.errors import InputError
 
 HAND_SCALE_FACTOR = 10.0
@@ -41,7 +41,7 @@ def default_intrinsics(width: int, height: int) -> Float32:
     )
 
 
-def checked_intrinsics(matrix: Float32) -> Float32:
+def checked_intrinsics(matrix: Float64) -> Float32:
     """A [3, 3] float32 copy.
 
     Raises:
