@@ -44,7 +44,7 @@ def parity(
     try:
         found = compare(reference, candidate, load_rules(rules), limits=chosen, rules_path=rules)
         if report is not None:
-            publish(report, [found.dumps()])
+            publish({report: [found.dumps()]})
     except Sam3dError as error:
         if debug:
             raise

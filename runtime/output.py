@@ -1,40 +1,23 @@
-"""Put a finished file in its place: whole or not at all, and never over another file."""
+"""Put finished files in their places: whole and together or not at all, never over others."""
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sam3d_gguf.schemas.errors import OutputError
+from sam3d_gguf.extractors.publication import PublicationSet
 
 
-def publish(path: Path, parts: Iterable[bytes]) -> None:
-    """Write `parts` to a new file through a temporary name in the same folder.
+def publish(files: Mapping[Path, Iterable[bytes]]) -> None:
+    """Write new files, each given as its parts, and make them appear together.
 
     Raises:
-        OutputError: `path` exists, or the folder cannot be written.
+        OutputError: one exists, or a folder is missing or cannot be written.
     """
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
+    with PublicationSet() as publications:
+        for path, parts in files.items():
+            publication = publications.create(path)
             for part in parts:
-                stream.write(part)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.link(temporary, path)
-    except FileExistsError as error:
-        raise OutputError(
-            "exists already",
-            where=str(path),
-            action="Choose another name; nothing is overwritten.",
-        ) from error
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+                publication.write(part)
+            publication.seal()
+        publications.commit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.runtime.parity.measure import Difference, measure
 from sam3d_gguf.runtime.parity.report import FileIdentity, ParityReport, TensorVerdict
 from sam3d_gguf.runtime.parity.rules import Limits, Rule, Rules
@@ -195,9 +196,5 @@ def _number_fault(
 
 
 def _identify(path: Path) -> FileIdentity:
-    try:
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return FileIdentity(path.name, stream.tell(), digest)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    with open_source(path) as opened:
+        return FileIdentity(path.name, opened.size, hash_file(opened.source).sha256)

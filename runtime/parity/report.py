@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from sam3d_gguf.runtime.parity.rules import Limits
+from sam3d_gguf.schemas.strict_json import dumps
 
 JsonObject = dict[str, Any]
 
@@ -87,7 +87,6 @@ class ParityReport:
         failed = self.failed
         return {
             "schema_version": 1,
-            "document": "sam3d.parity-report",
             "verdict": "pass" if self.passed else "fail",
             "limits": self.limits,
             "passed": len(self.tensors) - len(failed),
@@ -102,8 +101,8 @@ class ParityReport:
         }
 
     def dumps(self) -> bytes:
-        """The report as deterministic JSON text."""
-        return json.dumps(self.as_json(), indent=1, allow_nan=False).encode() + b"\n"
+        """The report as the JSON text of a document of the schema `parity-report`."""
+        return dumps(self.as_json())
 
 
 def _identity(item: FileIdentity) -> JsonObject:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from sam3d_gguf.schemas.errors import InputError
+from sam3d_gguf.schemas.strict_json import JsonValue, as_array, as_object, load_file, loads
 
 Limits = Literal["plain", "free-running"]
-MODES = ("exact", "float", "euler")
-_NUMBERS = (
-    "max_abs",
-    "relative_l2",
-    "zero_reference_floor",
-    "free_running_max_abs",
-    "free_running_relative_l2",
-)
-_KNOWN = {"name", "file", "mode", *_NUMBERS, "observed_max_abs", "observed_relative_l2"}
+_MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,54 +75,27 @@ class Rules:
         return None
 
 
-def _reject_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number of JSON")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("duplicate key")
-    return found
-
-
 def load_rules(path: Path) -> Rules:
-    """Read a rules file.
+    """Read a rules file, a document of the schema `parity-rules`.
 
     Raises:
-        InputError: not readable, not JSON, or a rule that is not understood.
+        InputError: not readable, or a rule that is not understood.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    return parse_rules(data, where=str(path))
+    return _rules(load_file(path, schema="parity-rules", max_bytes=_MAX_BYTES), str(path))
 
 
 def parse_rules(data: bytes, *, where: str) -> Rules:
-    """Parse the JSON of a rules file: `{"schema_version": 1, "tensors": [rule, ...]}`.
+    """Parse the text of a rules file.
 
     Raises:
         InputError: not strict JSON, or a rule that is not understood.
     """
-    try:
-        document: object = json.loads(
-            data, object_pairs_hook=_no_duplicates, parse_constant=_reject_constant
-        )
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not valid JSON: {error}", where=where) from error
-    entries = (
-        cast("dict[str, object]", document).get("tensors") if isinstance(document, dict) else None
-    )
-    if (
-        not isinstance(entries, list)
-        or cast("dict[str, object]", document).get("schema_version") != 1
-    ):
-        raise InputError(
-            "not a rules document", where=where, expected="schema_version 1 and a list 'tensors'"
-        )
-    items = cast("list[object]", entries)
-    rules = tuple(_rule(item, f"{where}#/tensors/{index}") for index, item in enumerate(items))
+    return _rules(loads(data, where=where, schema="parity-rules", max_bytes=_MAX_BYTES), where)
+
+
+def _rules(document: JsonValue, where: str) -> Rules:
+    entries = as_array(as_object(document)["tensors"])
+    rules = tuple(_rule(as_object(entry)) for entry in entries)
     seen: set[str] = set()
     for index, rule in enumerate(rules):
         if rule.name in seen:
@@ -141,38 +106,6 @@ def parse_rules(data: bytes, *, where: str) -> Rules:
     return Rules(rules)
 
 
-def _rule(item: object, where: str) -> Rule:
-    if not isinstance(item, dict):
-        raise InputError("not an object", where=where, expected="a rule")
-    values = cast("dict[str, object]", item)
-    unknown = sorted(set(values) - _KNOWN)
-    if unknown:
-        raise InputError(f"unknown key {unknown[0]!r}", where=where)
-    name, mode, file = values.get("name"), values.get("mode"), values.get("file")
-    if not isinstance(name, str) or not name:
-        raise InputError("no name", where=where, expected="a tensor name or pattern")
-    if not isinstance(mode, str) or mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}", where=where, expected=", ".join(MODES))
-    if file is not None and not isinstance(file, str):
-        raise InputError("file is not a name", where=where)
-    numbers = {key: _limit(values[key], f"{where}/{key}") for key in _NUMBERS if key in values}
-    if mode != "exact" and not {"max_abs", "relative_l2"} <= set(numbers):
-        raise InputError("a limit is missing", where=where, expected="max_abs and relative_l2")
-    return Rule(
-        name=name,
-        mode=mode,
-        max_abs=numbers.get("max_abs", 0.0),
-        relative_l2=numbers.get("relative_l2", 0.0),
-        zero_reference_floor=numbers.get("zero_reference_floor", 0.0),
-        free_running_max_abs=numbers.get("free_running_max_abs"),
-        free_running_relative_l2=numbers.get("free_running_relative_l2"),
-        file=file,
-    )
-
-
-def _limit(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError("not a number", where=where)
-    if not math.isfinite(value) or value < 0:
-        raise InputError(f"limit {value}", where=where, expected="a finite number, 0 or more")
-    return float(value)
+def _rule(entry: dict[str, JsonValue]) -> Rule:
+    known = {name: entry[name] for name in Rule.__dataclass_fields__ if name in entry}
+    return Rule(**cast("dict[str, Any]", known))
