@@ -184,8 +184,11 @@ class WeightStore:
         library.call("ggml_backend_buffer_set_usage", buffer, _USAGE_WEIGHTS)
         self.copied_bytes += int(library.call("ggml_backend_buffer_get_size", buffer))
         for each in planned:
-            source = arrays[each.name] if each.name in arrays else self._weights.raw(each.name)
-            self._upload(each, source)
+            if each.name in arrays:
+                self._upload(each, arrays[each.name])
+            else:
+                self._upload(each, self._weights.raw(each.name))
+                self._weights.release(each.name)
 
     def _upload(self, planned: _Planned, source: npt.NDArray[Any]) -> None:
         flat = source.reshape(-1)
