@@ -39,9 +39,11 @@ from sam3d_gguf.runtime.body.settings import BodySettings
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.geometry.camera import checked_intrinsics, default_intrinsics
 from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig, load_rig
-from sam3d_gguf.runtime.ggml.backend import Backend
+from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.errors import CancelledError
+from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.images import read_photo
+from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import ContractError, InputError
 
@@ -58,13 +60,52 @@ class BodyModel:
         stage_seconds: wall time of the last call by stage.
     """
 
-    def __init__(self, body: Weights, mhr: Weights, backend: Backend) -> None:
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        mhr: str | PathLike[str],
+        backend: BackendName = "cpu",
+        device: int = 0,
+        threads: int | None = None,
+        precision: Precision = "strict-f32",
+        expect_device: str | None = None,
+    ) -> Self:
+        """Open the two files, check them, and place them on a device.
+
+        Args:
+            path: the Body GGUF.
+            mhr: the MHR GGUF that goes with it.
+            backend, device, threads, precision, expect_device: see `open_backend`; no other
+                device is ever taken instead.
+
+        Raises:
+            InputError: a file that cannot be read, or is no GGUF of the accepted form.
+            ContractError: a file that is another model, incomplete, or not the companion.
+            BackendError: the device is not there, is another one, or has too little memory.
+        """
+        weights = load_weights(Path(path), "body"), load_weights(Path(mhr), "mhr.lod1")
+        _check_companion(*weights)
+        opened = open_backend(
+            load_library(),
+            backend,
+            device=device,
+            threads=threads,
+            precision=precision,
+            expect_device=expect_device,
+        )
+        return cls(*weights, opened, owns_backend=True)
+
+    def __init__(
+        self, body: Weights, mhr: Weights, backend: Backend, *, owns_backend: bool = False
+    ) -> None:
         """Place both models on a device.
 
         Args:
             body: a checked Body file, tensors under the checkpoint's names.
             mhr: the checked MHR file that goes with it.
-            backend: stays the caller's to close.
+            backend: stays the caller's to close, unless `owns_backend`.
 
         Raises:
             ContractError: the files do not go together, or one is incomplete.
@@ -75,9 +116,11 @@ class BodyModel:
         self._lock = threading.Lock()
         self._stages: list[tuple[str, float]] = []
         self._cancelled = threading.Event()
-        _check_companion(body, mhr)
-        settings = BodySettings.of(body)
         with ExitStack() as stack:
+            if owns_backend:
+                stack.enter_context(backend)
+            _check_companion(body, mhr)
+            settings = BodySettings.of(body)
             network = stack.enter_context(
                 GgmlBodyNetwork(backend, body, decoder_heads=settings.decoder_heads)
             )
@@ -170,7 +213,7 @@ class BodyModel:
         self._cancelled.set()
 
     def close(self) -> None:
-        """Free the models; safe to call twice. The backend stays open."""
+        """Free the models, and the backend if `load` opened it; safe to call twice."""
         with self._lock:
             self._closing.close()
 
