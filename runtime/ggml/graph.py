@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -314,10 +315,12 @@ class GraphBuilder:
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b; b is repeated to the shape of a."""
+        self._require(_repeats(b.shape, a.shape), "add", a, b)
         return self._node("add", a.shape, a.address, b.address)
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """a * b element by element; b is repeated to the shape of a."""
+        self._require(_repeats(b.shape, a.shape), "multiply", a, b)
         return self._node("mul", a.shape, a.address, b.address)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
@@ -326,10 +329,8 @@ class GraphBuilder:
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x @ weight.T over the last axis of both; leading axes of x may repeat weight's."""
-        if x.shape[-1] != weight.shape[-1]:
-            raise BackendError(
-                f"the product of {x.shape} and {weight.shape} does not fit", where=self._name
-            )
+        fits = x.shape[-1] == weight.shape[-1] and _repeats(weight.shape[:-2], x.shape[:-2])
+        self._require(fits, "matmul", x, weight)
         shape = (*x.shape[:-1], weight.shape[-2])
         # The Vulkan backend rounds a strided operand to F16, the CPU's fast product skips it.
         weight, x = self._packed(weight), self._packed(x)
@@ -359,6 +360,7 @@ class GraphBuilder:
 
     def swiglu(self, gate: Tensor, x: Tensor) -> Tensor:
         """silu(gate) * x."""
+        self._require(gate.shape == x.shape, "swiglu", gate, x)
         return self._node("swiglu_split", x.shape, gate.address, x.address)
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
@@ -366,6 +368,8 @@ class GraphBuilder:
         joined = tensors[0]
         for each in tensors[1:]:
             shape = list(joined.shape)
+            others = [*each.shape[:axis], shape[axis], *each.shape[axis + 1 :]]
+            self._require(others == shape, f"concat along axis {axis}", joined, each)
             shape[axis] += each.shape[axis]
             dimension = len(shape) - 1 - axis
             joined = self._node("concat", tuple(shape), joined.address, each.address, dimension)
@@ -377,18 +381,19 @@ class GraphBuilder:
 
     def repeat(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """x repeated to a shape."""
+        self._require(_repeats(x.shape, shape), f"repeat to {shape}", x)
         return self._node("repeat_4d", shape, x.address, *_sizes(shape))
 
     def reshape(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A contiguous tensor under another shape."""
-        if np.prod(x.shape) != np.prod(shape):
-            raise BackendError(f"{x.shape} is not {shape}", where=self._name)
+        self._require(math.prod(x.shape) == math.prod(shape), f"reshape to {shape}", x)
         x = self._packed(x)
         return self._node("reshape_4d", shape, x.address, *_sizes(shape))
 
     def permute(self, x: Tensor, order: tuple[int, ...]) -> Tensor:
         """A view whose axis i is axis order[i] of x."""
         rank = len(x.shape)
+        self._require(sorted(order) == list(range(rank)), f"permute to {order}", x)
         places = list(range(MAX_DIMS))
         for target, source in enumerate(order):
             places[rank - 1 - source] = rank - 1 - target
@@ -397,8 +402,8 @@ class GraphBuilder:
 
     def narrow(self, x: Tensor, axis: int, start: int, length: int) -> Tensor:
         """A view of `length` entries from `start` along an axis."""
-        if not 0 <= start <= start + length <= x.shape[axis]:
-            raise BackendError(f"{start}+{length} is outside of {x.shape}", where=self._name)
+        inside = 0 <= start <= start + length <= x.shape[axis]
+        self._require(inside, f"narrow axis {axis} to {start}+{length}", x)
         strides = list(struct_of(x).nb)
         shape = list(x.shape)
         shape[axis] = length
@@ -410,10 +415,8 @@ class GraphBuilder:
     def split_heads(self, x: Tensor, start: int, width: int, heads: int) -> Tensor:
         """Columns start..start+width of a contiguous [B, N, C], as a [B, N, heads, .] view."""
         batch, tokens, columns = x.shape
-        if not 0 <= start <= start + width <= columns or width % heads:
-            raise BackendError(
-                f"columns {start}+{width} of {x.shape} are not {heads} heads", where=self._name
-            )
+        inside = 0 <= start <= start + width <= columns and width % heads == 0
+        self._require(inside, f"split columns {start}+{width} into {heads} heads", x)
         shape = (batch, tokens, heads, width // heads)
         row = columns * _F32_BYTES
         strides = (shape[-1] * _F32_BYTES, row, row * tokens)
@@ -422,6 +425,8 @@ class GraphBuilder:
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C]."""
         batch, heads, tokens, width = q.shape
+        fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
+        self._require(fits, "attention", q, k, v)
         factor = width**-0.5
         if self._backend.device.backend == "cpu":
             # One pass in F32, in a third less time than two products; takes views as they are.
@@ -434,6 +439,12 @@ class GraphBuilder:
             values = self.permute(v, (0, 1, 3, 2))
             joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
         return self.reshape(joined, (batch, tokens, heads * width))
+
+    def _require(self, fits: bool, operation: str, *operands: Tensor) -> None:
+        """Refuses shapes that libggml would end the process for."""
+        if not fits:
+            shapes = ", ".join(str(each.shape) for each in operands)
+            raise BackendError(f"{operation} does not take {shapes}", where=self._name)
 
     def _packed(self, x: Tensor) -> Tensor:
         contiguous = self._library.call("ggml_is_contiguous", x.address)
@@ -452,6 +463,14 @@ class GraphBuilder:
             raise BackendError(
                 "the graph has too many operations", where=self._name, expected=str(MAX_TENSORS)
             )
+
+
+def _repeats(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a tensor repeats to the target as libggml's element-wise operations do it."""
+    padded = (*([1] * (len(target) - len(shape))), *shape)
+    return len(padded) == len(target) and all(
+        size > 0 and whole % size == 0 for size, whole in zip(padded, target, strict=True)
+    )
 
 
 def _sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
