@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sam3d_gguf.cli.failure import refusals
 from sam3d_gguf.runtime.output import publish
 from sam3d_gguf.runtime.parity import Limits, ParityReport, TensorVerdict, compare, load_rules
-from sam3d_gguf.schemas.errors import Sam3dError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,15 +41,10 @@ def parity(
 ) -> None:
     """Compare a capture with reference captures: exit 0 if every tensor passes, 1 if not."""
     chosen: Limits = "plain" if limits is LimitsChoice.plain else "free-running"
-    try:
+    with refusals(debug=debug):
         found = compare(reference, candidate, load_rules(rules), limits=chosen, rules_path=rules)
         if report is not None:
             publish({report: [found.dumps()]})
-    except Sam3dError as error:
-        if debug:
-            raise
-        Console(stderr=True).print(escape(str(error)), style="red", highlight=False)
-        raise typer.Exit(2) from error
     if as_json:
         sys.stdout.write(found.dumps().decode())
     else:

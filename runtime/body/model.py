@@ -58,6 +58,7 @@ class BodyModel:
 
     Attributes:
         stage_seconds: wall time of the last call by stage.
+        metadata: of the model files, by role (`body`, `mhr`).
     """
 
     @classmethod
@@ -113,6 +114,7 @@ class BodyModel:
         """
         self.backend = backend
         self.stage_seconds: dict[str, float] = {}
+        self.metadata = {"body": dict(body.metadata), "mhr": dict(mhr.metadata)}
         self._lock = threading.Lock()
         self._stages: list[tuple[str, float]] = []
         self._cancelled = threading.Event()
