@@ -5,16 +5,12 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sam3d_gguf.convert.gguf_format import GgufTensor, GgufValue
-from sam3d_gguf.convert.gguf_reader import read_gguf
-from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.schemas.errors import ContractError
 
 FILE_TYPES: Mapping[str, np.dtype[Any]] = {
@@ -24,9 +20,6 @@ FILE_TYPES: Mapping[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"),
 }
-
-
-ARCHITECTURE_KEY = "general.architecture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +103,3 @@ class Weights:
         length = (end - start) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0:
             self.data.madvise(mmap.MADV_DONTNEED, start, length)
-
-
-def open_weights(path: str | PathLike[str], architecture: str) -> Weights:
-    """Maps a GGUF that the strict reader takes.
-
-    Args:
-        path: a regular file, not a link.
-        architecture: what its `general.architecture` must say, such as `sam3d.body`.
-
-    Raises:
-        InputError: it is not such a file.
-        ContractError: it is of another architecture, or a tensor of a type that is not computed
-            with.
-    """
-    with open_source(path) as opened:
-        file = read_gguf(opened.source)
-        metadata = {key: _plain(value) for key, value in file.metadata.items()}
-        found = metadata.get(ARCHITECTURE_KEY)
-        if found != architecture:
-            raise ContractError(
-                f"the architecture is {found!r}", where=str(path), expected=repr(architecture)
-            )
-        tensors = {name: _located(tensor, str(path)) for name, tensor in file.tensors.items()}
-        data = mmap.mmap(opened.fd, opened.size, access=mmap.ACCESS_READ)
-        opened.assert_unchanged()
-    return Weights(Path(path), metadata, tensors, data)
-
-
-def _located(tensor: GgufTensor, where: str) -> WeightTensor:
-    if tensor.type.name not in FILE_TYPES:
-        raise ContractError(
-            f"the tensor {tensor.name} is of type {tensor.type.name}",
-            where=where,
-            expected=f"one of {', '.join(FILE_TYPES)}",
-            action="Convert the model with precision source or f32.",
-        )
-    return WeightTensor(tensor.name, tensor.shape, tensor.type.name, tensor.offset)
-
-
-def _plain(value: GgufValue) -> Any:
-    if isinstance(value.value, tuple):
-        return [_plain(item) if isinstance(item, GgufValue) else item for item in value.value]
-    return value.value
