@@ -83,6 +83,7 @@ def glb(rig: MhrRig, people: list[GltfPerson]) -> bytes:
         "materials": [
             {
                 "name": "skin",
+                "doubleSided": True,
                 "pbrMetallicRoughness": {
                     "baseColorFactor": _SKIN_COLOR,
                     "metallicFactor": 0.0,

@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image, ImageDraw
 
-from sam3d_gguf.runtime.export.surface import vertex_normals
+from sam3d_gguf.runtime.export.surface import signed_volume, vertex_normals
 from sam3d_gguf.runtime.geometry.arrays import Bool, Float32, Int32, Uint8
 from sam3d_gguf.runtime.vocabulary import keypoint_links
 
@@ -60,7 +60,8 @@ def _draw_mesh(
     image = np.add(flat * focal, intrinsics[:2, 2], dtype=np.float32)
     normals = vertex_normals(vertices, faces)[faces].mean(axis=1)
     order = np.argsort(-depth[faces].mean(axis=1))
-    shown = order[_facing(image[faces], depth[faces])[order]]
+    outward = 1 if signed_volume(vertices, faces) >= 0 else -1
+    shown = order[_facing(image[faces], depth[faces], outward)[order]]
     shade = np.clip(0.25 + 0.75 * np.abs(normals[shown, 2]), 0, 1)
     fills = (shade[:, None] * color).astype(np.uint8)
     corners = image[faces[shown]].reshape(-1, 6)
@@ -68,14 +69,15 @@ def _draw_mesh(
         pencil.polygon(polygon, fill=tuple(fill))
 
 
-def _facing(triangles: Float32, depth: Float32) -> Bool:
+def _facing(triangles: Float32, depth: Float32, outward: int) -> Bool:
     """Triangles [F, 3, 2] that are in front of the camera and seen from outside.
 
-    The mesh winds counter-clockwise seen from outside, with y up.
+    Args:
+        outward: 1 where the mesh winds counter-clockwise seen from outside, -1 if clockwise.
     """
     first, second = triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
     turn = first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]
-    facing: Bool = (turn < 0) & (depth > _NEAREST).all(axis=1)
+    facing: Bool = (turn * outward < 0) & (depth > _NEAREST).all(axis=1)
     return facing
 
 

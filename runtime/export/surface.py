@@ -27,11 +27,12 @@ class SplitSurface:
 
 def split_at_seams(rig: MhrRig) -> SplitSurface:
     """One vertex for every pair of a vertex and a texture coordinate that a triangle uses."""
-    corners = np.stack([rig.faces.reshape(-1), rig.texture_faces.reshape(-1)], axis=1)
-    pairs, places = np.unique(corners, axis=0, return_inverse=True)
+    count = len(rig.texture_coordinates)
+    corners = rig.faces.reshape(-1).astype(np.int64) * count + rig.texture_faces.reshape(-1)
+    pairs, places = np.unique(corners, return_inverse=True)
     return SplitSurface(
-        vertices=pairs[:, 0].astype(np.int32),
-        coordinates=np.ascontiguousarray(rig.texture_coordinates[pairs[:, 1]]),
+        vertices=(pairs // count).astype(np.int32),
+        coordinates=np.ascontiguousarray(rig.texture_coordinates[pairs % count]),
         faces=places.reshape(-1, 3).astype(np.int32),
     )
 
@@ -48,3 +49,10 @@ def vertex_normals(vertices: Float32, faces: Int32) -> Float32:
     up = np.array([0.0, 0.0, 1.0])
     unit = np.where(length > 0, normals / np.where(length > 0, length, 1), up)
     return unit.astype(np.float32)
+
+
+def signed_volume(vertices: Float32, faces: Int32) -> float:
+    """Volume of a closed mesh; negative where it winds clockwise seen from outside."""
+    centred = vertices.astype(np.float64) - vertices.mean(axis=0, dtype=np.float64)
+    a, b, c = (centred[faces[:, corner]] for corner in range(3))
+    return float((a * np.cross(b, c)).sum() / 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,7 +159,10 @@ def warp_affine(photo: Uint8, matrix: Float64, size: tuple[int, int]) -> Uint8:
         matrix: [2, 3] float64, photo to crop.
         size: width, height of the result.
     """
-    columns, rows = _fixed_coordinates(inverted(matrix), size)
+    x_steps, x_starts, y_steps, y_starts = _fixed_coordinates(inverted(matrix), size)
+    if (x_starts == x_starts[0]).all() and (y_steps == y_steps[0]).all():
+        return _warp_upright(photo, (x_starts[0] + x_steps) >> 5, (y_starts + y_steps[0]) >> 5)
+    columns, rows = (x_starts[:, None] + x_steps) >> 5, (y_starts[:, None] + y_steps) >> 5
     x, y = np.clip(columns >> 5, -32768, 32767), np.clip(rows >> 5, -32768, 32767)
     fx, fy = columns & 31, rows & 31
     total = np.full((*x.shape, photo.shape[2]), 1 << 14, np.int32)
@@ -166,6 +170,34 @@ def warp_affine(photo: Uint8, matrix: Float64, size: tuple[int, int]) -> Uint8:
         for dx, wx in ((0, 32 - fx), (1, fx)):
             total += _tap(photo, x + dx, y + dy, wx * wy * 32)
     return (total >> 15).astype(np.uint8)
+
+
+def _warp_upright(photo: Uint8, columns: Int32, rows: Int32) -> Uint8:
+    """The warp where x depends on the column alone and y on the row alone.
+
+    The sum of the four taps is exact in integers, so it may be taken axis by axis.
+    """
+    size = (len(rows), len(columns), photo.shape[2])
+    total = np.full(size, 1 << 14, np.int32)
+    for places, row_weights in _neighbours(rows, photo.shape[0]):
+        lines = photo[places]
+        line_total = np.zeros(size, np.int32)
+        for across, weights in _neighbours(columns, photo.shape[1]):
+            line_total += np.take(lines, across, axis=1) * weights[:, None]
+        total += line_total * (row_weights * 32)[:, None, None]
+    return (total >> 15).astype(np.uint8)
+
+
+def _neighbours(positions: Int32, length: int) -> Iterator[tuple[Int32, Int32]]:
+    """Both neighbours of positions in 1/32 pixel, and their weights; 0 outside the photo.
+
+    The weights of an axis add up to 32.
+    """
+    first, fraction = np.clip(positions >> 5, -32768, 32767), positions & 31
+    for step, weight in ((0, 32 - fraction), (1, fraction)):
+        place = first + step
+        inside = (place >= 0) & (place < length)
+        yield np.where(inside, place, 0), np.where(inside, weight, 0).astype(np.int32)
 
 
 def warp_affine_float(photo: Uint8, matrix: Float64, size: tuple[int, int]) -> Uint8:
@@ -199,14 +231,14 @@ def inverted(matrix: Float64) -> Float64:
     return np.array([[a00, a01, b0], [a10, a11, b1]])
 
 
-def _fixed_coordinates(inverse: Float64, size: tuple[int, int]) -> tuple[Int32, Int32]:
+def _fixed_coordinates(
+    inverse: Float64, size: tuple[int, int]
+) -> tuple[Int32, Int32, Int32, Int32]:
+    """x and y in 1/1024 pixel as (steps by column, starts by row), for x and then for y."""
     x, y = np.arange(size[0]), np.arange(size[1])
     steps = [_rounded(inverse[axis, 0] * x * 1024) for axis in range(2)]
     starts = [_rounded((inverse[axis, 1] * y + inverse[axis, 2]) * 1024) + 16 for axis in range(2)]
-    columns, rows = (
-        (start[:, None] + step[None]) >> 5 for start, step in zip(starts, steps, strict=True)
-    )
-    return columns, rows
+    return steps[0], starts[0], steps[1], starts[1]
 
 
 def _rounded(values: Float64) -> Int32:

@@ -38,6 +38,7 @@ class Skinning:
         starts: [M], position of each one's first influence.
         joints, weights: [K] in vertex order.
         count: V, vertices in all.
+        table: [J, V], the same weights by joint, 0 where there is none.
     """
 
     vertices: Int32
@@ -45,6 +46,7 @@ class Skinning:
     joints: Int32
     weights: Float32
     count: int
+    table: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +116,15 @@ def group_influences(vertices: Int32, joints: Int32, weights: Float32, count: in
     """Sort [K] influences by vertex, keeping their order within a vertex."""
     order = np.argsort(vertices, kind="stable")
     present, starts = np.unique(vertices[order], return_index=True)
+    table = np.zeros((int(joints.max(initial=0)) + 1, count), np.float32)
+    np.add.at(table, (joints, vertices), weights)
     return Skinning(
         vertices=present.astype(np.int32),
         starts=starts.astype(np.int32),
         joints=joints[order].astype(np.int32),
         weights=weights[order].astype(np.float32),
         count=count,
+        table=table,
     )
 
 
@@ -202,12 +207,12 @@ def skin_matrices(rig: MhrRig, states: Float32) -> Float32:
 
 def skin(rig: MhrRig, states: Float32, rest: Float32) -> Float32:
     """Linear blend skinning of [B, V, 3] rest vertices, cm; a vertex without influence is 0."""
-    skinning = rig.skinning
-    posed = np.zeros_like(rest)
+    table = rig.skinning.table
+    posed = np.empty_like(rest)
     for person, matrices in enumerate(skin_matrices(rig, states)):
-        rows = matrices.reshape(-1, 12)[skinning.joints] * skinning.weights[:, None]
-        blended = np.add.reduceat(rows, skinning.starts, axis=0).reshape(-1, 3, 4)
-        points = rest[person, skinning.vertices]
-        moved = np.einsum("vij,vj->vi", blended[..., :3], points) + blended[..., 3]
-        posed[person, skinning.vertices] = moved
+        blended = matrices[: len(table)].reshape(-1, 12).T @ table
+        x, y, z = np.ascontiguousarray(rest[person].T)
+        for axis in range(3):
+            a, b, c, shift = blended[4 * axis : 4 * axis + 4]
+            posed[person, :, axis] = a * x + b * y + c * z + shift
     return posed

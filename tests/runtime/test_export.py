@@ -15,7 +15,8 @@ from tiny_models import TINY
 
 from sam3d_gguf.runtime.body import BodyModel, BodyResult
 from sam3d_gguf.runtime.export.influences import influence_sets
-from sam3d_gguf.runtime.export.surface import split_at_seams, vertex_normals
+from sam3d_gguf.runtime.export.overlay import overlay
+from sam3d_gguf.runtime.export.surface import signed_volume, split_at_seams, vertex_normals
 from sam3d_gguf.runtime.geometry.mhr_rig import group_influences
 from sam3d_gguf.runtime.images import read_photo
 from sam3d_gguf.runtime.run.files import body_files
@@ -161,6 +162,31 @@ def test_normals_of_a_triangle_and_of_nothing() -> None:
     vertices = np.array([[0, 0, 0], [1, 0, 0], [0, 0, 1], [5, 5, 5]], np.float32)
     normals = vertex_normals(vertices, np.array([[0, 1, 2]], np.int32))
     np.testing.assert_array_equal(normals, [[0, -1, 0]] * 3 + [[0, 0, 1]])
+
+
+def test_a_box_has_its_volume_with_the_sign_of_its_winding() -> None:
+    corners = np.array([[x, y, z] for x in (5, 7) for y in (0, 3) for z in (1, 2)], np.float32)
+    quads = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+    faces = np.array([t for a, b, c, d in quads for t in ((a, b, c), (a, c, d))], np.int32)
+    assert signed_volume(corners, faces) == pytest.approx(6)
+    assert signed_volume(corners, faces[:, ::-1]) == pytest.approx(-6)
+
+
+def test_the_overlay_shows_the_near_side_however_the_mesh_winds() -> None:
+    corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (4, 6)], np.float32)
+    quads = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+    faces = np.array([t for a, b, c, d in quads for t in ((a, b, c), (a, c, d))], np.int32)
+    photo = np.zeros((100, 100, 3), np.uint8)
+    camera = np.array([[100, 0, 50], [0, 100, 50], [0, 0, 1]], np.float32)
+    far = np.full((1, 70, 2), 1e9, np.float32)
+    first, second = (
+        np.asarray(Image.open(io.BytesIO(overlay(photo, corners[None], wound, far, camera))))
+        for wound in (faces, np.ascontiguousarray(faces[:, ::-1]))
+    )
+    np.testing.assert_array_equal(first, second)
+    filled = np.argwhere(first.any(axis=2))
+    assert filled.min(axis=0).tolist() == [25, 25]
+    assert filled.max(axis=0).tolist() == [75, 75]
 
 
 def test_schemas_name_every_joint_keypoint_and_field(result: BodyResult) -> None:
