@@ -114,7 +114,7 @@ typecheck: setup
 oracle-typecheck: oracle
     @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
         --disable-error-code import-untyped --python-executable .oracle/bin/python \
-        tests/oracle/*.py benchmarks/plain.py
+        tests/oracle/load_checkpoint.py tests/oracle/make_full_*.py benchmarks/plain.py
 
 # Make .oracle/: PyTorch (CPU) and friends, which tests and benchmarks run as a second program
 oracle: setup
@@ -147,9 +147,9 @@ fuzz seconds="60": setup
     export UV_PROJECT_ENVIRONMENT=.cache/fuzz
     {{ uv }} sync --locked --quiet --group fuzz
     for target in tests/fuzz/fuzz_*.py; do
-        name=$(basename "$target" .py)
+        name=$(basename "${target#tests/fuzz/fuzz_}" .py)
         mkdir -p ".cache/fuzz-corpus/$name"
         echo "fuzz: $name, {{ seconds }} s"
-        .cache/fuzz/bin/python "$target" ".cache/fuzz-corpus/$name" "tests/fuzz/corpus/${name#fuzz_}" \
-            -max_total_time={{ seconds }} -timeout=10 -artifact_prefix=".cache/fuzz-corpus/"
+        .cache/fuzz/bin/python tests/fuzz/run.py "$name" ".cache/fuzz-corpus/$name" \
+            -max_total_time={{ seconds }} -timeout=10 "-artifact_prefix=.cache/fuzz-corpus/$name-"
     done

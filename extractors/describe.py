@@ -22,7 +22,7 @@ def summary(value: Value) -> tuple[str, str]:
         case Dict(pairs=pairs):
             return "dict", f"of {len(pairs)}"
         case Global():
-            return "global", label(str(value))[1:-1]
+            return "global", printable(str(value))
         case Persistent():
             return "storage" if is_storage(value) else "persistent object", ""
         case Object():
@@ -35,9 +35,13 @@ def label(value: Value) -> str:
         short = value[:_CHARACTERS]
         return ascii(short) + ("..." if len(value) > len(short) else "")
     if isinstance(value, bool | int | float | None):
-        text = repr(value)
-        return text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + "..."
+        return printable(repr(value))
     return describe(value)
+
+
+def printable(text: str) -> str:
+    """Return text without quotes, cut to a line's length and ASCII."""
+    return ascii(text[:_CHARACTERS])[1:-1] + ("..." if len(text) > _CHARACTERS else "")
 
 
 def describe(value: Value) -> str:
@@ -49,8 +53,8 @@ def function_name(value: Object) -> str:
     """Return the global that an object calls, where it is one."""
     match value.function:
         case Global() as function:
-            return label(str(function))[1:-1]
+            return printable(str(function))
         case Persistent(id=("module", Global() as function, *_)):
-            return label(str(function))[1:-1]
+            return printable(str(function))
         case _:
             return "a computed function"

@@ -9,7 +9,7 @@ Nothing of the legacy file is parsed outside of the sandbox but its first bytes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from sam3d_gguf.extractors.classify import classify
 from sam3d_gguf.extractors.extraction import (
+    ROLES,
     AddedTensor,
     ArchiveFacts,
     ExtractedProduct,
@@ -26,10 +27,11 @@ from sam3d_gguf.extractors.extraction import (
     Model,
     Origin,
     SourceIdentity,
+    known_products,
 )
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import FileKind, require_kind
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
 from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import settle
@@ -44,7 +46,6 @@ from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import InputError, SandboxError
 from sam3d_gguf.schemas.strict_json import load_file
 
-ROLES: Mapping[Model, str] = {"body": "body.checkpoint", "mhr": "mhr.asset"}
 _KINDS: Mapping[Model, frozenset[FileKind]] = {
     "body": frozenset({FileKind.TORCH_ZIP, FileKind.TORCH_LEGACY}),
     "mhr": frozenset({FileKind.TORCHSCRIPT}),
@@ -71,7 +72,7 @@ def extract(
     allow_unpinned: bool = False,
     keep: bool = False,
     progress: Progress = QUIET,
-) -> Iterator[Extracted]:
+) -> Generator[Extracted]:
     """Read a legacy file in the sandbox and check what came out; the files are open in the block.
 
     Args:
@@ -89,21 +90,82 @@ def extract(
         SandboxError: the sandbox is missing or ended the reader.
     """
     with open_source(path) as source, contextlib.ExitStack() as stack:
-        require_kind(sniff(source.source), _KINDS[model], source.source.name)
         _require_possible_pin(model, source, allow_unpinned)
-        sha256, result = _read(model, source, folder, sandbox or SandboxChoice(), progress)
-        identity = SourceIdentity(path.name, source.size, sha256, _origin(model, source, sha256))
+        task = ("extract", model)
+        identity, report, result = _read(model, source, folder, task, sandbox, progress)
         if identity.origin == "unpinned" and not allow_unpinned:
-            raise _unpinned(model, source, f"its SHA-256 is {sha256}")
-        report = _report(source, folder, result)
+            raise _unpinned(model, source, f"its SHA-256 is {identity.sha256}")
         files = {
             name: stack.enter_context(open_source(folder / name)) for name in product_files(model)
         }
         if keep:
             for file in files.values():
                 settle(file.fd)
-        checked = _check(model, source, sha256, report, files, progress)
+        checked = _check(source, identity, _planned(model, report), report, files, progress)
         yield Extracted(_extraction(model, identity, report, checked), files, result.sandbox)
+
+
+def reread(
+    stated: Extraction,
+    path: Path,
+    folder: Path,
+    files: Mapping[str, OpenedFile],
+    *,
+    sandbox: SandboxChoice | None = None,
+    progress: Progress = QUIET,
+) -> Extraction:
+    """Check an extraction that lies on disk against its source: names, places and every byte.
+
+    Args:
+        stated: what its report says.
+        path: the legacy file.
+        folder: an empty private folder.
+        files: the product files, open.
+
+    Returns:
+        the extraction as it follows from the source.
+
+    Raises:
+        InputError: the source is another one, or gives something else.
+    """
+    with open_source(path) as source:
+        identity, report, _ = _read(stated.model, source, folder, ("inspect",), sandbox, progress)
+        if identity.sha256 != stated.source.sha256:
+            raise InputError(
+                f"this is not the extraction's source: its SHA-256 is {identity.sha256}",
+                where=str(path),
+                expected=stated.source.sha256,
+            )
+        planned = _planned(stated.model, report)
+        checked = _check(source, identity, planned, report, files, progress)
+        found = _extraction(stated.model, identity, report, checked)
+    if (found.tensors, found.attributes) != (stated.tensors, stated.attributes):
+        raise InputError("the source gives another report than the extraction's", where=str(path))
+    return found
+
+
+def inspect_legacy(
+    path: Path,
+    folder: Path,
+    *,
+    sandbox: SandboxChoice | None = None,
+    progress: Progress = QUIET,
+) -> tuple[SourceIdentity, WorkerReport]:
+    """Read a legacy file of any model in the sandbox, and report what it holds.
+
+    Raises:
+        InputError: the file is of another kind or malformed.
+        SandboxError: the sandbox is missing or ended the reader.
+    """
+    with open_source(path) as source:
+        identity, report, _ = _read(None, source, folder, ("inspect",), sandbox, progress)
+        source.assert_unchanged()
+        return identity, report
+
+
+def _planned(model: Model, report: WorkerReport) -> tuple[Product, ...]:
+    tensors = [SourceTensor(t.name, t.dtype, t.shape) for t in report.tensors.values()]
+    return plan_products(model, tensors)
 
 
 def _require_possible_pin(model: Model, source: OpenedFile, allow_unpinned: bool) -> None:
@@ -125,28 +187,38 @@ def _unpinned(model: Model, source: OpenedFile, found: str) -> InputError:
     )
 
 
-def _origin(model: Model, source: OpenedFile, sha256: str) -> Origin:
-    pins = load_sources().with_role(ROLES[model])
-    known = any((pin.sha256, pin.bytes) == (sha256, source.size) for pin in pins)
+def _origin(model: Model | None, source: OpenedFile, sha256: str) -> Origin:
+    pin = load_sources().find(sha256=sha256, size=source.size)
+    known = pin is not None and (model is None or pin.role == ROLES[model])
     return "pinned" if known else "unpinned"
 
 
 def _read(
-    model: Model, source: OpenedFile, folder: Path, sandbox: SandboxChoice, progress: Progress
-) -> tuple[str, WorkerResult]:
+    model: Model | None,
+    source: OpenedFile,
+    folder: Path,
+    task: tuple[str, ...],
+    sandbox: SandboxChoice | None,
+    progress: Progress,
+) -> tuple[SourceIdentity, WorkerReport, WorkerResult]:
     """Hash the source, while the sandboxed reader is at work on it."""
+    kinds = CHECKPOINTS if model is None else _KINDS[model]
+    require_kind(sniff(source.source), kinds, source.source.name)
     job = WorkerJob(
         source_fd=source.fd,
         source_path=source.path,
         output=folder,
-        arguments=("extract", model),
+        arguments=task,
         limits=SandboxLimits(file_bytes=largest_product(source.size)),
     )
     progress.stage(f"Read {source.path.name} in the sandbox", source.size)
     with ThreadPoolExecutor(1) as executor:
         before = executor.submit(hash_file, source.source, progress=progress.advance)
-        result = run_worker(job, sandbox)
-        return before.result().sha256, result
+        result = run_worker(job, sandbox or SandboxChoice())
+        sha256 = before.result().sha256
+    origin = _origin(model, source, sha256)
+    identity = SourceIdentity(source.path.name, source.size, sha256, origin)
+    return identity, _report(source, folder, result), result
 
 
 def _report(source: OpenedFile, folder: Path, result: WorkerResult) -> WorkerReport:
@@ -166,17 +238,14 @@ def _report(source: OpenedFile, folder: Path, result: WorkerResult) -> WorkerRep
 
 
 def _check(
-    model: Model,
     source: OpenedFile,
-    sha256: str,
+    identity: SourceIdentity,
+    planned: tuple[Product, ...],
     report: WorkerReport,
     files: Mapping[str, OpenedFile],
     progress: Progress,
 ) -> list[tuple[Product, ProductDigests]]:
     """Compare the products with the source, and the source with what it was before."""
-    planned = plan_products(
-        model, [SourceTensor(t.name, t.dtype, t.shape) for t in report.tensors.values()]
-    )
     progress.stage("Check every byte against the source", sum(f.size for f in files.values()))
     with ThreadPoolExecutor(1) as executor:
         after = executor.submit(hash_file, source.source)
@@ -185,7 +254,7 @@ def _check(
             for p in planned
         ]
         source.assert_unchanged()
-        if after.result().sha256 != sha256:
+        if after.result().sha256 != identity.sha256:
             raise InputError(
                 "the file was changed while it was read",
                 where=source.source.name,
@@ -257,21 +326,6 @@ def _product(product: Product, digests: ProductDigests, pinned: bool) -> Extract
     return ExtractedProduct(
         product.file, digests.bytes, digests.sha256, len(product.tensors), answer
     )
-
-
-def known_products() -> dict[str, tuple[int, str]]:
-    """The published size and SHA-256 of the product files that have any, by file name."""
-    answers = load_known_answers()
-    return {
-        "backbone.safetensors": (
-            answers.body_backbone_safetensors.bytes,
-            answers.body_backbone_safetensors.sha256,
-        ),
-        "other.safetensors": (
-            answers.body_other_safetensors.bytes,
-            answers.body_other_safetensors.sha256,
-        ),
-    }
 
 
 def _require_known_tensors(tensors: list[ExtractedTensor]) -> None:

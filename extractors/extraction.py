@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from sam3d_gguf import __version__
 from sam3d_gguf.extractors.object_tree import Json
 from sam3d_gguf.extractors.worker_report import LeftOut
+from sam3d_gguf.manifests.known_answers import load_known_answers
+from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.strict_json import JsonInput
 
 REPORT = "extraction.json"
 Model: TypeAlias = Literal["body", "mhr"]
 Origin: TypeAlias = Literal["pinned", "unpinned"]
 KnownAnswer: TypeAlias = Literal["equal", "none"]
+ROLES: Mapping[Model, str] = {"body": "body.checkpoint", "mhr": "mhr.asset"}
 TOOL: Mapping[str, str] = {"name": "sam3d-gguf", "version": __version__}
 
 
@@ -110,6 +113,21 @@ class Extraction:
         """The tensors by their names in the source."""
         return {tensor.name: tensor for tensor in self.tensors}
 
+    def with_origin_of_products(self) -> Extraction:
+        """The extraction with the origin that its files prove, whatever it says itself.
+
+        Pinned are files that all have published hashes; the source then is the pinned one.
+        """
+        known = known_products()
+        proven = all(known.get(p.file) == (p.bytes, p.sha256) for p in self.products)
+        answer: KnownAnswer = "equal" if proven else "none"
+        pin = load_sources().with_role(ROLES[self.model])[0]
+        source = replace(self.source, origin="unpinned")
+        if proven:
+            source = SourceIdentity(self.source.name, pin.bytes, pin.sha256, "pinned")
+        products = tuple(replace(product, known_answer=answer) for product in self.products)
+        return replace(self, source=source, products=products)
+
     def to_document(self) -> JsonInput:
         """The document, ready to be written."""
         return {
@@ -137,7 +155,13 @@ class Extraction:
             source=SourceIdentity(
                 source["name"], source["bytes"], source["sha256"], source["origin"]
             ),
-            archive=ArchiveFacts(**{**archive, "globals": tuple(archive["globals"])}),
+            archive=ArchiveFacts(
+                archive["kind"],
+                archive["wrapper"],
+                archive["root"],
+                archive["code"],
+                tuple(archive["globals"]),
+            ),
             products=tuple(ExtractedProduct(**entry) for entry in document["products"]),
             tensors=tuple(_tensor(entry) for entry in document["tensors"]),
             added=tuple(_added(entry) for entry in document["added"]),
@@ -146,6 +170,21 @@ class Extraction:
             attributes=document["attributes"],
             inert=tuple((e["path"], e["global"], e["count"]) for e in document["inert"]),
         )
+
+
+def known_products() -> dict[str, tuple[int, str]]:
+    """The published size and SHA-256 of the product files that have any, by file name."""
+    answers = load_known_answers()
+    return {
+        "backbone.safetensors": (
+            answers.body_backbone_safetensors.bytes,
+            answers.body_backbone_safetensors.sha256,
+        ),
+        "other.safetensors": (
+            answers.body_other_safetensors.bytes,
+            answers.body_other_safetensors.sha256,
+        ),
+    }
 
 
 def _fields(item: Any) -> dict[str, JsonInput]:
@@ -161,11 +200,13 @@ def _json(value: Any) -> JsonInput:
 
 
 def _tensor(entry: Any) -> ExtractedTensor:
-    fields = {"cls" if name == "class" else name: value for name, value in entry.items()}
+    fields: dict[str, Any] = {**entry, "cls": entry["class"]}
+    del fields["class"]
     fields["shape"], fields["strides"] = tuple(entry["shape"]), tuple(entry["strides"])
     return ExtractedTensor(**fields)
 
 
 def _added(entry: Any) -> AddedTensor:
-    fields = {name: value for name, value in entry.items() if name != "value"}
-    return AddedTensor(**{**fields, "shape": tuple(entry["shape"])})
+    fields: dict[str, Any] = {**entry, "shape": tuple(entry["shape"])}
+    del fields["value"]
+    return AddedTensor(**fields)

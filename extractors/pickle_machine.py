@@ -288,7 +288,8 @@ class _Machine:
     def line(self) -> bytes:
         end = self.data.find(b"\n", self.position, self.position + self.limits.text_bytes)
         if end < 0:
-            raise _Malformed("a line without end")
+            cut = len(self.data) - self.position < self.limits.text_bytes
+            raise _Malformed("the pickle is cut short" if cut else "a line without end")
         return self.take(end + 1 - self.position)[:-1]
 
     # The stack

@@ -282,6 +282,14 @@ class PublicationSet:
         self._publications.append(publication)
         return publication
 
+    def require_absent(self, destination: Path) -> None:
+        """Checks, before work begins, that a file could appear there.
+
+        Raises:
+            OutputError: as for `create`.
+        """
+        self._reserve(destination)
+
     def adopt(self, file: OpenedFile, destination: Path, sha256: str) -> Publication:
         """Adds a complete file, made in a scratch folder on the destination's file system.
 
@@ -329,7 +337,8 @@ class PublicationSet:
         except BaseException as error:
             for publication in self._publications:
                 publication.unlink()
-            journals.remove_primary()
+            with contextlib.suppress(OSError):
+                journals.remove_primary()
             if isinstance(error, OSError):
                 raise output_error(error, self._publications[-1].destination) from error
             raise
@@ -360,7 +369,10 @@ class PublicationSet:
 
     def _sync_folders(self) -> None:
         for folder in self._folders:
-            os.fsync(folder.fd)
+            try:
+                os.fsync(folder.fd)
+            except OSError as error:
+                raise output_error(error, folder.path) from error
 
     def __enter__(self) -> Self:
         return self

@@ -61,6 +61,7 @@ _TORCH_MEMBER = re.compile(
     re.DOTALL,
 )
 _LOCAL_NAME = Struct("<26xHH")
+_END = Struct("<20xH")
 
 
 def sniff(source: ByteSource, limits: Limits | None = None) -> FileKind:
@@ -110,7 +111,17 @@ def _refused_zip_kind(source: ByteSource, head: bytes) -> FileKind:
         name = head[30 : 30 + name_size]
     if _TORCH_MEMBER.fullmatch(name):
         return FileKind.TORCH_ZIP_BROKEN
-    complete = source.size >= 22 and b"PK\5\6" in source.pread(
-        max(0, source.size - _HEAD_BYTES), min(source.size, _HEAD_BYTES)
+    return _first(
+        _BY_FIRST_MEMBER, name, FileKind.ZIP_OTHER if _has_end(source) else FileKind.ZIP_BROKEN
     )
-    return _first(_BY_FIRST_MEMBER, name, FileKind.ZIP_OTHER if complete else FileKind.ZIP_BROKEN)
+
+
+def _has_end(source: ByteSource) -> bool:
+    """Whether the file ends with a zip directory's end record and the comment that it promises."""
+    size = min(source.size, _HEAD_BYTES)
+    tail = source.pread(source.size - size, size)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or at + _END.size > size:
+        return False
+    comment: int = _END.unpack_from(tail, at)[0]
+    return at + _END.size + comment == size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from sam3d_gguf.extractors.describe import function_name, label
+from sam3d_gguf.extractors.describe import function_name, label, printable
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.pickle_machine import Dict, Object, Persistent, Set, Value
 from sam3d_gguf.extractors.torch_objects import is_known, is_module, is_tensor
@@ -141,4 +141,4 @@ def _parts(value: Value) -> Iterator[tuple[str, Value]]:
 def _entries(pairs: list[tuple[Value, Value]]) -> Iterator[tuple[str, Value]]:
     for key, value in pairs:
         yield "(key)", key
-        yield label(key).strip("'"), value
+        yield printable(key) if isinstance(key, str) else label(key), value

@@ -170,7 +170,7 @@ class _Reader:
         return {name: _sha256(self.source, member) for name, member in members}
 
     def where(self, name: str) -> str:
-        return f"{self.source.name}: {name!r}"
+        return f"{self.source.name}: {self.zip.root + '/' + name!r}"
 
 
 def _sha256(source: ByteSource, member: ZipMember) -> str:

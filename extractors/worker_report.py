@@ -161,7 +161,9 @@ def _storage(entry: Any, members: Mapping[str, ZipMember], source: ByteSource) -
 
 
 def _tensor(entry: Any, storages: list[StorageRef], where: str) -> TensorRef:
-    number, shape, strides = entry["storage"], tuple(entry["shape"]), tuple(entry["strides"])
+    number: int = entry["storage"]
+    shape: tuple[int, ...] = tuple(entry["shape"])
+    strides: tuple[int, ...] = tuple(entry["strides"])
     if number >= len(storages) or len(shape) != len(strides):
         raise _claim(f"the tensor {entry['name']!r}", where)
     tensor = TensorRef(

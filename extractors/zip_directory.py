@@ -374,12 +374,13 @@ class _Reader:
             raise self.error(f"{entry.name!r} has other flags or method in its local header")
 
     def same_sizes(self, entry: _Entry, fields: tuple[int, ...], extra: dict[int, bytes]) -> None:
-        deferred = bool(entry.flags & _HAS_DESCRIPTOR)
         crc32, stored, size = fields[6], fields[7], fields[8]
-        if deferred and (crc32, stored, size) == (0, 0, 0):
-            return
-        size, stored, _ = self.zip64(entry.name, extra, (size, stored, 0))
-        if (crc32, stored, size) != (entry.crc32, entry.stored, entry.size):
+        accepted = [(entry.crc32, entry.stored, entry.size)]
+        if entry.flags & _HAS_DESCRIPTOR:
+            accepted.append((0, 0, 0))
+        if _FULL32 in (stored, size):
+            size, stored, _ = self.zip64(entry.name, extra, (size, stored, 0))
+        if (crc32, stored, size) not in accepted:
             raise self.error(f"{entry.name!r} has another size or CRC-32 in its local header")
 
     def descriptor(self, entry: _Entry, at: int, size: int) -> None:

@@ -189,10 +189,12 @@ class Entry:
         return header
 
     def bytes(self) -> bytes:
-        values = (zlib.crc32(self.data), len(self.stored()), len(self.data))
-        form = self.descriptor
-        packed = struct.pack(form, *((b"PK\7\10", *values) if "4s" in form else values))
-        return self.local_header() + self.stored() + (packed if form else b"") + self.gap
+        member = self.local_header() + self.stored()
+        if self.descriptor:
+            values = (zlib.crc32(self.data), len(self.stored()), len(self.data))
+            signature = (b"PK\7\10",) if "4s" in self.descriptor else ()
+            member += struct.pack(self.descriptor, *signature, *values)
+        return member + self.gap
 
 
 def zip_archive(

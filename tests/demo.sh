@@ -13,14 +13,15 @@ rm -rf "$out"
 mkdir -p "$out"
 touch "$out/.sam3d-demo"
 
-step() {
+say() {
     echo
     echo "# $1"
-    shift
-    echo "\$ $*"
-    local command=$1
-    shift
-    "$bin/$command" "$@"
+    echo "\$ $2"
+}
+
+step() {
+    say "$1" "${*:2}"
+    "$bin/$2" "${@:3}"
 }
 
 echo "A complete SAM 3D Body in miniature, with random weights: a 2.9 MB torch checkpoint and a"
@@ -31,7 +32,8 @@ step "Read both in the sandbox, check them against the contracts, write GGUF" \
     sam3d-convert body --checkpoint "$fixture/model.ckpt" --mhr "$fixture/mhr_model.stub.pt" \
     --allow-unpinned --out "$out/body.gguf"
 step "Check what was written, from the manifest alone" sam3d-verify "$out/manifest.json"
-step "What the Body file holds" sam3d-inspect "$out/body.gguf"
+say "What the Body file holds, in short" "sam3d-inspect $out/body.gguf | tail -n 16"
+"$bin/sam3d-inspect" "$out/body.gguf" | tail -n 16
 step "What the MHR file holds" sam3d-inspect "$out/mhr.gguf"
 
 echo

@@ -5,13 +5,13 @@ The interpreter is started as `python -I -B -c ENTRY SPEC`, where SPEC is the JS
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
 import math
 import os
 import resource
-import signal
 import sys
 import threading
 import traceback
@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn, cast
 
 from sam3d_gguf.extractors.sandbox.ending import (
+    LARGE_FILE,
     NO_MEMORY,
     NO_SPACE,
     NO_START,
-    OLD_PYTHON,
     OTHER_SOURCE,
 )
 from sam3d_gguf.extractors.sandbox.job import WorkerJob
@@ -36,7 +36,8 @@ SOURCE = "/in/source"
 ENTRY = f"""
 import sys
 if sys.version_info < (3, 11):
-    sys.exit({OLD_PYTHON})
+    sys.stderr.write("Python is older than 3.11")
+    sys.exit({NO_START})
 sys.path.insert(0, {PACKAGES!r})
 from sam3d_gguf.extractors.sandbox.bootstrap import main
 main(sys.argv[1])
@@ -44,6 +45,13 @@ main(sys.argv[1])
 
 _OPEN_FILES = 64
 _KILL_AFTER = 5
+
+_ENDINGS = {
+    errno.ENOMEM: NO_MEMORY,
+    errno.EFBIG: LARGE_FILE,
+    errno.ENOSPC: NO_SPACE,
+    errno.EDQUOT: NO_SPACE,
+}
 
 Worker = Callable[[int, str, list[str]], int]
 
@@ -110,16 +118,21 @@ def main(text: str) -> NoReturn:
         _leave(NO_START)
     try:
         status = worker(source_fd, OUTPUT, spec.arguments)
-    except MemoryError:
-        _leave(NO_MEMORY)
-    except OSError as error:
-        traceback.print_exc()
-        _leave(NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1)
+    except (MemoryError, OSError) as error:
+        if (ending := _ending(error)) is None:
+            raise
+        _leave(ending)
     sys.exit(status)
 
 
+def _ending(error: MemoryError | OSError) -> int | None:
+    return NO_MEMORY if isinstance(error, MemoryError) else _ENDINGS.get(error.errno or 0)
+
+
 def _leave(status: int) -> NoReturn:
-    sys.stderr.flush()
+    with contextlib.suppress(MemoryError, OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 
@@ -151,8 +164,6 @@ def _limit(spec: Spec) -> None:
         limits[resource.RLIMIT_NPROC] = (spec.processes, spec.processes)
     for kind, value in limits.items():
         resource.setrlimit(kind, value)
-    # Python ignores this signal; its default tells the host which limit was met.
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
 def _end_with_input() -> None:

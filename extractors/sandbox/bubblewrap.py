@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from sam3d_gguf.extractors.sandbox import bootstrap, launch
@@ -64,9 +65,7 @@ class Bubblewrap:
         Raises:
             SandboxError: they can't be raised here.
         """
-        interpreter = running_interpreter()
-        process = self._start(interpreter, view(interpreter, ()), ["-c", ""], ())
-        captured = capture(process, None, _CHECK_SECONDS)
+        captured = self._run([], lambda _: ["-c", ""], (), _CHECK_SECONDS)
         if captured.status != 0:
             raise explain(captured.stderr)
 
@@ -76,10 +75,16 @@ class Bubblewrap:
         Raises:
             SandboxError: it could not start.
         """
-        interpreter = running_interpreter()
+
+        def command(ready: int) -> list[str]:
+            spec = bootstrap.specify(job, source_fd=job.source_fd, ready_fd=ready)
+            return ["-c", bootstrap.ENTRY, spec.encode()]
+
+        binds = _packages(job.packages)
+        binds.append(("--bind", str(job.output.resolve()), bootstrap.OUTPUT))
         started = time.monotonic()
         with handed_over(job.output):
-            captured = self._run(job, interpreter)
+            captured = self._run(binds, command, (job.source_fd,), job.limits.seconds)
         if not captured.ready and not captured.timed_out:
             raise explain(captured.stderr)
         status = captured.status if captured.status >= 0 else AFTER_SIGNAL - captured.status
@@ -93,40 +98,38 @@ class Bubblewrap:
             limits=job.limits,
         )
 
-    def _run(self, job: WorkerJob, interpreter: Interpreter) -> Captured:
-        binds = view(interpreter, job.packages)
-        binds.append(("--bind", str(job.output.resolve()), bootstrap.OUTPUT))
-        ready, ready_in_worker = os.pipe()
-        try:
-            spec = bootstrap.specify(job, source_fd=job.source_fd, ready_fd=ready_in_worker)
-            command = ["-c", bootstrap.ENTRY, spec.encode()]
-            handles = (job.source_fd, ready_in_worker)
-            process = self._start(interpreter, binds, command, handles)
-        except BaseException:
-            os.close(ready)
-            raise
-        finally:
-            os.close(ready_in_worker)
-        return capture(process, ready, job.limits.seconds)
+    def _run(
+        self,
+        binds: list[Bind],
+        command: Callable[[int], list[str]],
+        inherited: tuple[int, ...],
+        seconds: float,
+    ) -> Captured:
+        """Run Python with the arguments that `command` makes of the descriptor to report to."""
+        with ExitStack() as ours:
+            with ExitStack() as theirs:
+                ready, ready_in_worker = _pipe(ours, theirs)
+                info, info_in_bubblewrap = _pipe(ours, theirs)
+                process = self._start(
+                    ["--info-fd", str(info_in_bubblewrap)],
+                    binds,
+                    command(ready_in_worker),
+                    (*inherited, ready_in_worker, info_in_bubblewrap),
+                )
+            return capture(process, ready=ready, info=info, seconds=seconds)
 
     def _start(
         self,
-        interpreter: Interpreter,
+        options: list[str],
         binds: list[Bind],
-        command: Sequence[str],
-        handles: tuple[int, ...],
+        command: list[str],
+        inherited: tuple[int, ...],
     ) -> subprocess.Popen[bytes]:
-        after: list[str] = []
-        for folder in interpreter.hidden:
-            after += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
-        directories = dict.fromkeys(str(library.parent) for library in interpreter.libraries)
-        after += ["--setenv", "LD_LIBRARY_PATH", ":".join(directories)]
-        after += ["--remount-ro", "/", "--chdir", "/", "--"]
-        after += [str(interpreter.executable), *_PYTHON_OPTIONS, *command]
+        python = running_interpreter()
         plan = launch.Launch(
-            before=[self.path, *WALLS],
-            binds=binds,
-            after=after,
+            before=[self.path, *WALLS, *options],
+            binds=[*_view(python), *binds],
+            after=[*_finish(python), "--", str(python.executable), *_PYTHON_OPTIONS, *command],
             user=UNPRIVILEGED if os.geteuid() == 0 else None,
             parent=os.getpid(),
         )
@@ -135,21 +138,39 @@ class Bubblewrap:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=handles,
+            pass_fds=inherited,
             env={},
             cwd="/",
             start_new_session=True,
         )
 
 
-def view(interpreter: Interpreter, packages: Sequence[Package]) -> list[Bind]:
-    """All that the worker sees, read-only: the interpreter, its libraries, NumPy, `packages`."""
-    same = (interpreter.stdlib, interpreter.executable, *interpreter.libraries)
-    binds = [("--ro-bind", str(path), str(path)) for path in same]
-    for package in (*interpreter.numpy, *packages):
-        place = f"{bootstrap.PACKAGES}/{package.name}"
-        binds.append(("--ro-bind", str(package.path), place))
-    return binds
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    ours.callback(os.close, reader)
+    theirs.callback(os.close, writer)
+    return reader, writer
+
+
+def _view(python: Interpreter) -> list[Bind]:
+    """What every worker sees, read-only: the interpreter, its libraries, and NumPy."""
+    same = (python.stdlib, python.executable, *python.libraries)
+    return [("--ro-bind", str(path), str(path)) for path in same] + _packages(python.numpy)
+
+
+def _packages(packages: Sequence[Package]) -> list[Bind]:
+    places = [(str(package.path), f"{bootstrap.PACKAGES}/{package.name}") for package in packages]
+    return [("--ro-bind", path, place) for path, place in places]
+
+
+def _finish(python: Interpreter) -> list[str]:
+    """The options after the binds: cover what is too much, let the loader find the libraries."""
+    options: list[str] = []
+    for folder in python.hidden:
+        options += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
+    folders = dict.fromkeys(str(library.parent) for library in python.libraries)
+    options += ["--setenv", "LD_LIBRARY_PATH", ":".join(folders)]
+    return [*options, "--remount-ro", "/", "--chdir", "/"]
 
 
 def find() -> Bubblewrap:

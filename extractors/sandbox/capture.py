@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import selectors
+import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sam3d_gguf.schemas.errors import SandboxError
 
@@ -32,60 +35,87 @@ def readable(data: bytes) -> str:
     return data[-TAIL_BYTES:].decode(errors="backslashreplace")
 
 
-def capture(process: subprocess.Popen[bytes], ready: int | None, seconds: float) -> Captured:
-    """Wait for the end of `process`, and of all that holds its output; kill it after `seconds`.
+def capture(process: subprocess.Popen[bytes], *, ready: int, info: int, seconds: float) -> Captured:
+    """Wait for the end of bubblewrap and of all that it started; kill it after `seconds`.
 
     Args:
-        process: started with pipes for its output.
-        ready: a pipe that gets a byte once the process is ready; it is closed here.
+        process: bubblewrap, with pipes for its output.
+        ready: a pipe that gets a byte once the worker is ready.
+        info: the pipe of `--info-fd`.
         seconds: wall-clock limit.
 
     Raises:
-        SandboxError: something of it outlives its own killing.
+        SandboxError: something outlives its own killing.
     """
     assert process.stdout is not None and process.stderr is not None
     out, err = process.stdout.fileno(), process.stderr.fileno()
-    tails = {out: b"", err: b""} | ({ready: b""} if ready is not None else {})
-    with process, selectors.DefaultSelector() as selector:
-        for fd in tails:
-            selector.register(fd, selectors.EVENT_READ)
+    with process, selectors.DefaultSelector() as selector, contextlib.ExitStack() as handles:
+        watch = _Watch(selector, handles, info)
+        watch.add_process(process.pid)
+        for fd in (out, err, ready, info):
+            watch.add_pipe(fd)
         try:
-            timed_out = not _follow(selector, tails, process, time.monotonic() + seconds)
-            if timed_out:
-                process.kill()
-                if not _follow(selector, tails, process, time.monotonic() + _END_WITHIN_SECONDS):
-                    raise SandboxError("the sandbox did not end when it was killed")
+            timed_out = not watch.follow(seconds)
         finally:
-            process.kill()
-            if ready is not None:
-                os.close(ready)
+            watch.kill()
+            gone = watch.follow(_END_WITHIN_SECONDS)
+    if not gone:
+        raise SandboxError("the sandbox did not end when it was killed")
     return Captured(
-        stdout=readable(tails[out]),
-        stderr=readable(tails[err]),
-        ready=ready is not None and tails[ready] != b"",
+        stdout=readable(watch.tails[out]),
+        stderr=readable(watch.tails[err]),
+        ready=watch.tails[ready] != b"",
         status=process.returncode,
         timed_out=timed_out,
     )
 
 
-def _follow(
-    selector: selectors.BaseSelector,
-    tails: dict[int, bytes],
-    process: subprocess.Popen[bytes],
-    deadline: float,
-) -> bool:
-    """Read until all is closed and the process is gone; False at the deadline."""
-    while selector.get_map():
-        events = selector.select(max(0.0, deadline - time.monotonic()))
-        if not events or time.monotonic() >= deadline:
-            return False
-        for key, _ in events:
-            data = os.read(key.fd, _READ_BYTES)
-            tails[key.fd] = (tails[key.fd] + data)[-TAIL_BYTES:]
-            if not data:
-                selector.unregister(key.fd)
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """The pipes that are still open and the processes that still live.
+
+    The last process to end is the first one of the sandbox's own process namespace: it can't be
+    gone while any other lives there. bubblewrap tells its number on `info`.
+    """
+
+    selector: selectors.BaseSelector
+    handles: contextlib.ExitStack
+    info: int
+    tails: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    processes: list[int] = field(default_factory=list[int])
+
+    def add_pipe(self, fd: int) -> None:
+        self.tails[fd] = b""
+        self.selector.register(fd, selectors.EVENT_READ, self._read)
+
+    def add_process(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(number)
+            self.handles.callback(os.close, handle)
+            self.processes.append(handle)
+            self.selector.register(handle, selectors.EVENT_READ, self.selector.unregister)
+
+    def follow(self, seconds: float) -> bool:
+        """Read until all is closed and gone; False if that takes longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.selector.get_map():
+            left = deadline - time.monotonic()
+            events = self.selector.select(left) if left > 0 else []
+            if not events:
+                return False
+            for key, _ in events:
+                key.data(key.fd)
+        return True
+
+    def kill(self) -> None:
+        for handle in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+    def _read(self, fd: int) -> None:
+        data = os.read(fd, _READ_BYTES)
+        self.tails[fd] = (self.tails[fd] + data)[-TAIL_BYTES:]
+        if not data:
+            self.selector.unregister(fd)
+            if fd == self.info and self.tails[fd]:
+                self.add_process(json.loads(self.tails[fd])["child-pid"])

@@ -17,7 +17,7 @@ from docker.types import LogConfig, Mount, Ulimit
 
 from sam3d_gguf.extractors.sandbox import bootstrap
 from sam3d_gguf.extractors.sandbox.capture import readable
-from sam3d_gguf.extractors.sandbox.ending import NO_START, OLD_PYTHON, OTHER_SOURCE, ended_by
+from sam3d_gguf.extractors.sandbox.ending import NO_START, OTHER_SOURCE, ended_by
 from sam3d_gguf.extractors.sandbox.handover import UNPRIVILEGED, handed_over
 from sam3d_gguf.extractors.sandbox.job import EndedBy, SandboxLimits, WorkerJob, WorkerResult
 from sam3d_gguf.schemas import strict_json
@@ -77,7 +77,7 @@ class Docker:
             self._container(job.limits, command, _mounts(job)) as container,
         ):
             ended = _run(container, job.limits.seconds)
-        if ended.status in (NO_START, OLD_PYTHON, OTHER_SOURCE):
+        if ended.status in (NO_START, OTHER_SOURCE):
             raise self._no_start(ended)
         return WorkerResult(
             exit_status=ended.status,
@@ -111,7 +111,7 @@ class Docker:
                 mem_limit=limits.memory_bytes,
                 memswap_limit=limits.memory_bytes,
                 pids_limit=limits.processes,
-                tmpfs={"/tmp": "rw,nosuid,nodev,noexec,size=1m"},
+                tmpfs={"/tmp": "rw,nosuid,nodev,noexec,size=1m", "/dev/mqueue": "ro,size=4k"},
                 ulimits=[Ulimit(name="core", soft=0, hard=0)],
                 mounts=mounts,
                 hostname="sandbox",

@@ -6,18 +6,18 @@ import signal
 
 from sam3d_gguf.extractors.sandbox.job import EndedBy
 
-OLD_PYTHON = 120
 NO_START = 121
 NO_MEMORY = 122
 NO_SPACE = 123
-OTHER_SOURCE = 124
+LARGE_FILE = 124
+OTHER_SOURCE = 125
 
 AFTER_SIGNAL = 128
 
 _ENDINGS: dict[int, EndedBy] = {
     NO_MEMORY: "memory",
     NO_SPACE: "disk space",
-    AFTER_SIGNAL + signal.SIGXFSZ: "file size",
+    LARGE_FILE: "file size",
     AFTER_SIGNAL + signal.SIGXCPU: "time",
     AFTER_SIGNAL + signal.SIGSYS: "forbidden system call",
 }

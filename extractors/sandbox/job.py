@@ -99,7 +99,7 @@ class WorkerResult:
 
     Args:
         exit_status: what `main` returned; 128 + the signal's number after a signal.
-        stdout: the last 64 KiB of its output, undecodable bytes escaped. Untrusted.
+        stdout: the last 64 KiB of its output, undecodable bytes escaped or replaced. Untrusted.
         stderr: the same of its errors. Untrusted.
         ended_by: the limit or wall that ended it, None when it ended by itself.
         seconds: wall-clock time, the sandbox's own start included.

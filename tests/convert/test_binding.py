@@ -209,6 +209,7 @@ def test_too_many_blocks_are_refused_before_they_are_expanded() -> None:
     for name in [n for n in tensors if ".blocks.2." in n]:
         tensors[name.replace(".blocks.2.", ".blocks.999999.")] = tensors[name]
     problems = _problems(tensors)
+    assert problems.keys() == {"dimension"}
     assert [p.found for p in problems["dimension"]] == ["1000000"]
 
 

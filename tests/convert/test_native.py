@@ -126,7 +126,7 @@ def test_metadata_that_does_not_fit_is_refused() -> None:
     for key, value, message in (
         ("sam3d.extra", "x", "'sam3d.extra' is unknown"),
         ("general.alignment", 64, "does not fit"),
-        ("general.alignment", True, "does not fit"),
+        ("sam3d.schema_version", True, "does not fit"),
         ("general.alignment", "32", "does not fit"),
         ("sam3d.component", "body.other", "does not fit"),
         ("sam3d.decoder", "depth=x;dim=1024;heads=8;head_dim=64;mlp=1024", "does not fit"),

@@ -207,7 +207,7 @@ def test_a_wrong_prefix_schedule_is_refused() -> None:
     parents = np.array(_SKELETON["parents"], np.int32)
     prefix, _ = prefix_schedule(parents)
     swapped = prefix[:, [1, 0, *range(2, 266)]]
-    for wrong in (swapped, prefix[:, :-1], prefix[::-1]):
+    for wrong in (swapped, prefix[:, :-1], prefix[::-1], np.stack([prefix[0], 0 * prefix[1]])):
         with pytest.raises(ContractError, match="groups of 65,56,62,83"):
             check_prefix_schedule(parents, wrong, name="t")
 

@@ -215,6 +215,23 @@ def test_a_destination_taken_meanwhile_is_never_replaced_and_nothing_else_appear
     assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
 
 
+def test_a_folder_that_cannot_be_forced_to_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def fail(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").is_dir() and (tmp_path / "manifest.json").exists():
+            raise OSError(errno.EIO, "broken")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OutputError, match="can't be written: broken"):
+        publish(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_outputs_with_one_path_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with PublicationSet() as publications:

@@ -1,0 +1,188 @@
+"""What all commands share: errors in words, exit codes, progress, text made safe for a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import traceback
+from collections.abc import Generator, Iterable
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from sam3d_gguf import __version__
+from sam3d_gguf.extractors.progress import QUIET
+from sam3d_gguf.extractors.progress import Progress as Listener
+from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxKind
+from sam3d_gguf.schemas.errors import InputError, Sam3dError
+from sam3d_gguf.schemas.strict_json import JsonInput, dumps
+
+FOUND_WRONG = 1
+FAILED = 2
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+SandboxOption = Annotated[
+    SandboxKind, typer.Option("--sandbox", help="What runs the reader of legacy files.")
+]
+BaseOption = Annotated[
+    str | None,
+    typer.Option("--base", help="For --sandbox docker: an image with Python 3.11+ and NumPy."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+UnpinnedOption = Annotated[
+    bool,
+    typer.Option("--allow-unpinned", help="Accept files that this tool has no pin for; recorded."),
+]
+
+
+def new_app(text: str) -> typer.Typer:
+    """A command without completion scripts and without tracebacks of its own."""
+    return typer.Typer(
+        help=text,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def print_version(wanted: bool) -> None:
+    """The callback of --version."""
+    if wanted:
+        out.print(f"sam3d-gguf {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+]
+
+
+def choose_sandbox(kind: SandboxKind, base: str | None) -> SandboxChoice:
+    """The sandbox that the options name.
+
+    Raises:
+        InputError: an image is given, but not Docker.
+    """
+    if base is not None and kind != "docker":
+        raise InputError("--base goes with --sandbox docker", where="--base")
+    return SandboxChoice(kind, base)
+
+
+@contextlib.contextmanager
+def reporting(debug: bool) -> Generator[None]:
+    """Turn errors into a message on standard error and exit code 2; SIGTERM ends tidily too."""
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    except (Sam3dError, KeyboardInterrupt, OSError, MemoryError) as error:
+        _fail(_words(error), debug)
+    except (typer.Exit, SystemExit):
+        raise
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not look like a traceback
+        _fail(f"internal error: {type(error).__name__}: {error}. Run again with --debug", debug)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; nothing was left behind"
+    if isinstance(error, MemoryError):
+        return "the memory does not suffice"
+    return str(error)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, debug: bool) -> NoReturn:
+    if debug:
+        err.print(escape(printable(traceback.format_exc())))
+    err.print(f"[bold red]error:[/] {escape(printable(message))}")
+    raise typer.Exit(FAILED)
+
+
+def printable(text: str) -> str:
+    """Text from files with everything escaped that a terminal could take for a command."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def cell(text: str) -> str:
+    """Text from files for one line of a table."""
+    return escape(printable(text).replace("\n", "\\n"))
+
+
+def print_hashes(files: Iterable[tuple[str, str]]) -> None:
+    """Print SHA-256 (hex) and name of each file, as `sha256sum --check` takes them."""
+    for sha256, name in files:
+        if sha256:
+            out.print(f"{sha256}  {cell(name)}")
+
+
+def print_json(document: JsonInput) -> None:
+    """Print one document on standard output."""
+    sys.stdout.buffer.write(dumps(document))
+    sys.stdout.buffer.flush()
+
+
+class _Bars:
+    """Shows each stage as a bar with its rate and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def stage(self, title: str, total_bytes: int) -> None:
+        """See `extractors.progress.Progress`."""
+        if self._task is not None:
+            self._progress.update(self._task, total=self._completed(), completed=self._completed())
+        self._task = self._progress.add_task(cell(title), total=total_bytes)
+
+    def advance(self, count: int) -> None:
+        """See `extractors.progress.Progress`."""
+        if self._task is not None:
+            self._progress.advance(self._task, count)
+
+    def _completed(self) -> float:
+        return self._progress.tasks[-1].total or 0.0
+
+
+@contextlib.contextmanager
+def progress_bars() -> Generator[Listener]:
+    """Progress on standard error; none when that is not a terminal."""
+    if not err.is_terminal:
+        yield QUIET
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as progress:
+        yield _Bars(progress)

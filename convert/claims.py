@@ -1,0 +1,134 @@
+"""What a GGUF file claims of itself, read from its metadata so that it can be held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from sam3d_gguf.convert.binding import BoundContract, Precision
+from sam3d_gguf.convert.contract_types import ContractData
+from sam3d_gguf.convert.gguf_format import GgufValue
+from sam3d_gguf.convert.metadata import (
+    COMPANION_PREFIX,
+    CONFIG_KEY,
+    NUMBERED_KEY,
+    SAFETENSORS_PREFIX,
+    CompanionDigests,
+    Provenance,
+    source_key,
+)
+from sam3d_gguf.convert.mhr_names import MhrNames
+from sam3d_gguf.extractors.extraction import Model, SourceIdentity
+from sam3d_gguf.extractors.products import product_files
+from sam3d_gguf.manifests.sources import load_sources
+from sam3d_gguf.schemas.errors import ContractError
+
+Metadata = Mapping[str, GgufValue]
+PRECISIONS: Mapping[str, Precision] = {"source": "source", "f32": "f32"}
+
+
+def text(metadata: Metadata, key: str) -> str:
+    """A string; empty where the key is missing or of another type."""
+    value = metadata.get(key)
+    return value.value if value is not None and isinstance(value.value, str) else ""
+
+
+def read_precision(metadata: Metadata, where: str) -> Precision:
+    """The precision that the file was converted at.
+
+    Raises:
+        ContractError: it states none that there is.
+    """
+    stated = text(metadata, "sam3d.precision")
+    if stated not in PRECISIONS:
+        raise ContractError(
+            f"sam3d.precision is {stated[:40]!r}", where=where, expected=" or ".join(PRECISIONS)
+        )
+    return PRECISIONS[stated]
+
+
+def read_provenance(
+    metadata: Metadata, model: Model, contract: ContractData, where: str
+) -> Provenance:
+    """Where a single file says that it comes from; pinned is only what this tool has a pin for."""
+    config = None
+    if model == "body":
+        config = _identity(metadata, CONFIG_KEY)
+    numbered = metadata.get(NUMBERED_KEY)
+    return Provenance(
+        model=model,
+        source=_identity(metadata, source_key(model)),
+        safetensors={
+            name: text(metadata, f"{SAFETENSORS_PREFIX}{name.removesuffix('.safetensors')}_sha256")
+            for name in product_files(model)
+        },
+        precision=read_precision(metadata, where),
+        config=config,
+        companions=tuple(_companions(metadata, contract)),
+        numbered=() if numbered is None else _strings(numbered),
+    )
+
+
+def read_mhr_names(metadata: Metadata) -> MhrNames:
+    """The names and prefix sizes that a single MHR file holds; empty where it does not."""
+    sizes = metadata.get("sam3d.mhr.prefix_sizes")
+    items = sizes.value if sizes is not None and isinstance(sizes.value, tuple) else ()
+    return MhrNames(
+        _strings(metadata.get("sam3d.mhr.joint_names")),
+        _strings(metadata.get("sam3d.mhr.parameter_names")),
+        tuple(item for item in items if isinstance(item, int)),
+        (),
+    )
+
+
+def native_mhr_names(values: Mapping[str, str]) -> MhrNames:
+    """The same from the templates of the native MHR component."""
+    sizes = values["prefix_sizes"].split(",")
+    return MhrNames(
+        tuple(values["joint_names"].split(",")),
+        tuple(values["parameter_names"].split(",")),
+        tuple(int(size) for size in sizes if size.isascii() and size.isdecimal()),
+        (),
+    )
+
+
+def require_name_counts(names: MhrNames, bound: BoundContract, where: str) -> None:
+    """Raises ContractError unless every joint and every parameter has a name of its own."""
+    for what, found, dimension in (
+        ("joint", names.joints, "J"),
+        ("parameter", names.parameters, "PARAMETERS"),
+    ):
+        count = bound.dims[dimension]
+        if len(found) != count or len(set(found)) != count:
+            raise ContractError(
+                f"there are {len(found)} {what} names, {len(set(found))} of them different",
+                where=where,
+                expected=str(count),
+            )
+
+
+def _identity(metadata: Metadata, key: str) -> SourceIdentity:
+    size = metadata.get(f"{key}.bytes")
+    count = size.value if size is not None and isinstance(size.value, int) else 0
+    sha256 = text(metadata, f"{key}.sha256")
+    known = load_sources().find(sha256=sha256, size=count) is not None
+    origin: Literal["pinned", "unpinned"] = "pinned" if known else "unpinned"
+    return SourceIdentity("", count, sha256, origin)
+
+
+def _companions(metadata: Metadata, contract: ContractData) -> Iterator[CompanionDigests]:
+    for companion in contract.companions:
+        prefix = f"{COMPANION_PREFIX}{companion.role}"
+        if any(key.startswith(f"{prefix}.") for key in metadata):
+            yield CompanionDigests(
+                companion.role,
+                companion.architecture,
+                text(metadata, f"{prefix}.content_sha256"),
+                text(metadata, f"{prefix}.semantics_sha256"),
+            )
+
+
+def _strings(value: GgufValue | None) -> tuple[str, ...]:
+    if value is None or not isinstance(value.value, tuple):
+        return ()
+    return tuple(item for item in value.value if isinstance(item, str))

@@ -1,0 +1,212 @@
+"""The safetensors that a conversion starts from: opened once, read in blocks, hashes held to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sam3d_gguf.convert.contract_types import TensorSpec
+from sam3d_gguf.extractors.extract import extract, reread
+from sam3d_gguf.extractors.extraction import REPORT, ExtractedTensor, Extraction, Model
+from sam3d_gguf.extractors.files import OpenedFile, open_source
+from sam3d_gguf.extractors.hashing import BLOCK_BYTES, hash_file
+from sam3d_gguf.extractors.materialize import NUMPY_DTYPE
+from sam3d_gguf.extractors.products import SourceTensor, plan_products, product_files
+from sam3d_gguf.extractors.progress import QUIET, Progress
+from sam3d_gguf.extractors.publication import PublicationSet
+from sam3d_gguf.extractors.safetensors_format import SafetensorsFile, read_header
+from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.schemas.errors import InputError
+from sam3d_gguf.schemas.strict_json import dumps, load_file
+
+# A block stays untouched while GgufWriter holds it (4 blocks) and two more are being made.
+_BLOCKS_ALIVE = 6
+_MAX_REPORT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """An extraction and its open files; `headers` are their checked safetensors headers."""
+
+    extraction: Extraction
+    files: Mapping[str, OpenedFile]
+    headers: Mapping[str, SafetensorsFile]
+
+    @property
+    def specs(self) -> dict[str, TensorSpec]:
+        """Source dtype and shape of every tensor, by its name in the source."""
+        return {t.name: TensorSpec(t.source_dtype, t.shape) for t in self.extraction.tensors}
+
+    def array(self, tensor: ExtractedTensor) -> NDArray[Any]:
+        """Returns a small tensor whole, in its safetensors dtype."""
+        header = self.headers[tensor.file]
+        entry = header.entries[tensor.target]
+        source = self.files[tensor.file].source
+        data = source.pread(header.data_start + entry.begin, entry.nbytes)
+        return np.frombuffer(data, NUMPY_DTYPE[tensor.dtype]).reshape(tensor.shape)
+
+    def publish(self, publications: PublicationSet, folder: Path) -> None:
+        """Adds the files and the report to what will appear; they were extracted to be kept."""
+        for product in self.extraction.products:
+            publications.adopt(self.files[product.file], folder / product.file, product.sha256)
+        report = publications.create(folder / REPORT)
+        report.write(dumps(self.extraction.to_document()))
+        report.seal()
+
+
+class BlockReader:
+    """Reads tensors in blocks that stay untouched while five more are read.
+
+    The files were hashed through the same descriptors when they were opened; `finish` checks that
+    nobody changed them since.
+    """
+
+    def __init__(self, products: Products) -> None:
+        self._products = products
+        self._memory = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(_BLOCKS_ALIVE)]
+        self._next = 0
+
+    def blocks(self, file: str, target: str) -> Iterator[NDArray[Any]]:
+        """Yields the elements of a tensor, 1-D in C order, in its safetensors dtype.
+
+        Args:
+            file, target: the safetensors file and the tensor's name there.
+        """
+        header = self._products.headers[file]
+        entry = header.entries[target]
+        source = self._products.files[file].source
+        for start in range(entry.begin, entry.end, BLOCK_BYTES):
+            block = self._memory[self._next][: min(BLOCK_BYTES, entry.end - start)]
+            self._next = (self._next + 1) % _BLOCKS_ALIVE
+            source.pread_into(header.data_start + start, block)
+            yield np.frombuffer(block, NUMPY_DTYPE[entry.dtype])
+
+    def finish(self) -> None:
+        """Checks that what was read is what was hashed.
+
+        Raises:
+            InputError: a file was changed meanwhile.
+        """
+        for file in self._products.files.values():
+            file.assert_unchanged()
+
+
+@contextlib.contextmanager
+def products_from_source(
+    model: Model,
+    path: Path,
+    scratch: Path,
+    *,
+    sandbox: SandboxChoice | None = None,
+    allow_unpinned: bool = False,
+    keep: bool = False,
+    progress: Progress = QUIET,
+) -> Generator[Products]:
+    """Extract a legacy file; see `extractors.extract.extract` for arguments and errors."""
+    with extract(
+        model,
+        path,
+        scratch,
+        sandbox=sandbox,
+        allow_unpinned=allow_unpinned,
+        keep=keep,
+        progress=progress,
+    ) as done:
+        headers = {name: read_header(file.source) for name, file in done.files.items()}
+        yield Products(done.extraction, done.files, headers)
+
+
+@contextlib.contextmanager
+def products_from_folder(
+    model: Model,
+    folder: Path,
+    *,
+    source: Path | None = None,
+    scratch: Path | None = None,
+    sandbox: SandboxChoice | None = None,
+    allow_unpinned: bool = False,
+    progress: Progress = QUIET,
+) -> Generator[Products]:
+    """Open what an earlier extraction left in a folder.
+
+    It counts as pinned if every file is a published one, or if `source`, the pinned legacy file,
+    is given: then it is read again in the sandbox and every byte is compared.
+
+    Args:
+        model: what the extraction must be of.
+        folder: holds `extraction.json` and the files that it names.
+        source: the legacy file.
+        scratch: an empty private folder, needed with `source`.
+
+    Raises:
+        InputError: the report or a file is malformed, they don't belong together, or the extraction
+            is not pinned and `allow_unpinned` is not set.
+    """
+    document = load_file(folder / REPORT, schema="extraction", max_bytes=_MAX_REPORT_BYTES)
+    stated = Extraction.from_document(document)
+    where = str(folder / REPORT)
+    if stated.model != model:
+        raise InputError(f"this is an extraction of {stated.model}", where=where, expected=model)
+    with contextlib.ExitStack() as stack:
+        files = {n: stack.enter_context(open_source(folder / n)) for n in product_files(model)}
+        headers = _headers(stated, files, where)
+        _require_stated_files(stated, files, progress)
+        if source is not None and scratch is not None:
+            checked = reread(stated, source, scratch, files, sandbox=sandbox, progress=progress)
+        else:
+            checked = stated.with_origin_of_products()
+        if checked.source.origin == "unpinned" and not allow_unpinned:
+            raise InputError(
+                "this extraction's files are not published ones",
+                where=where,
+                action="Give the official legacy file too, so that it is checked against that, "
+                "or accept it with --allow-unpinned",
+            )
+        yield Products(checked, files, headers)
+
+
+def _headers(
+    stated: Extraction, files: Mapping[str, OpenedFile], where: str
+) -> dict[str, SafetensorsFile]:
+    """The headers, which must be exactly those that the report's tensors give."""
+    headers = {name: read_header(file.source) for name, file in files.items()}
+    found = {
+        (name, entry.name, entry.dtype, entry.shape)
+        for name, header in headers.items()
+        for entry in header.entries.values()
+    }
+    sources = [SourceTensor(t.name, t.source_dtype, t.shape) for t in stated.tensors]
+    planned = {
+        (product.file, t.name, t.dtype, t.shape)
+        for product in plan_products(stated.model, sources)
+        for t in product.tensors
+    }
+    listed = {(t.file, t.target, t.dtype, t.shape) for t in stated.tensors}
+    listed |= {(t.file, t.target, t.dtype, t.shape) for t in stated.added}
+    if not found == planned == listed or len(sources) + len(stated.added) != len(found):
+        names = ", ".join(sorted(f"{row[0]}: {row[1]}" for row in found ^ planned ^ listed)[:8])
+        raise InputError(f"the report and the files hold different tensors: {names}", where=where)
+    if not all(header.is_canonical for header in headers.values()):
+        raise InputError("a safetensors file is not in its canonical form", where=where)
+    return headers
+
+
+def _require_stated_files(
+    stated: Extraction, files: Mapping[str, OpenedFile], progress: Progress
+) -> None:
+    progress.stage("Check the safetensors files", sum(file.size for file in files.values()))
+    for product in stated.products:
+        file = files[product.file]
+        found = (file.size, hash_file(file.source, progress=progress.advance).sha256)
+        if found != (product.bytes, product.sha256):
+            raise InputError(
+                f"the file has {found[0]} bytes and SHA-256 {found[1]}",
+                where=str(file.path),
+                expected=f"{product.bytes} bytes and {product.sha256}, as {REPORT} says",
+            )

@@ -1,0 +1,139 @@
+"""What a conversion is asked for, and where its inputs and outputs lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sam3d_gguf.convert.binding import Precision
+from sam3d_gguf.convert.config import MAX_BYTES, BodyConfig, load_body_config
+from sam3d_gguf.convert.manifest import Layout
+from sam3d_gguf.extractors.extraction import SourceIdentity
+from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.hashing import hash_file
+from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.manifests.sources import load_sources
+from sam3d_gguf.schemas.errors import InputError
+
+CONFIG_ROLE = "body.config"
+CONFIG_NAME = "model_config.yaml"
+MANIFEST_NAME = "manifest.json"
+MHR_NAME = "mhr.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to convert, to what.
+
+    Attributes:
+        out: the GGUF file to write; with layout "components" a folder that doesn't exist yet.
+        checkpoint: the legacy file.
+        extraction: a folder that `sam3d-extract` made; with a checkpoint too, it is checked
+            against that.
+        config: `model_config.yaml`; else it is looked for beside the checkpoint (or in the
+            extraction's folder) and one level up. Body only.
+        mhr: the MHR asset, or the folder of its extraction, that belongs with a Body model.
+        layout: "single" or "components".
+        precision: "source" or "f32"; None is the layout's own.
+        manifest: where the manifest goes; None is beside the output.
+        keep_safetensors: a folder for the safetensors and their reports; may not exist yet.
+        allow_unpinned: accept sources that this tool has no pin for.
+        sandbox: what reads legacy files.
+    """
+
+    out: Path
+    checkpoint: Path | None = None
+    extraction: Path | None = None
+    config: Path | None = None
+    mhr: Path | None = None
+    layout: Layout = "single"
+    precision: Precision | None = None
+    manifest: Path | None = None
+    keep_safetensors: Path | None = None
+    allow_unpinned: bool = False
+    sandbox: SandboxChoice = field(default_factory=SandboxChoice)
+
+    @property
+    def folder(self) -> Path:
+        """Where the GGUF files go."""
+        return self.out if self.layout == "components" else self.out.parent
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where the manifest goes."""
+        return self.manifest or self.folder / MANIFEST_NAME
+
+    def effective_precision(self) -> Precision:
+        """The precision asked for, or the layout's own.
+
+        Raises:
+            InputError: components at source precision, which the native contract doesn't have.
+        """
+        if self.layout == "single":
+            return self.precision or "source"
+        if self.precision == "source":
+            raise InputError(
+                "the layout components holds F32 only",
+                action="Leave --precision out, or choose --layout single",
+            )
+        return "f32"
+
+    def require_one_folder(self) -> None:
+        """Raises InputError where the manifest would lie elsewhere than the files it names."""
+        if self.manifest is not None and self.manifest.parent.resolve() != self.folder.resolve():
+            raise InputError(
+                "a manifest names files beside it, and would lie in another folder",
+                where=str(self.manifest),
+                expected=f"a path in {self.folder}",
+            )
+
+
+def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
+    """Find, hash and check the model configuration.
+
+    Raises:
+        InputError: there is none, or it isn't pinned and that isn't allowed.
+        ContractError: it has keys or values that aren't supported.
+    """
+    path = request.config or _find_config(request)
+    with open_source(path) as file:
+        if file.size > MAX_BYTES:
+            raise InputError(
+                f"the configuration has {file.size} bytes",
+                where=str(path),
+                expected=f"at most {MAX_BYTES}",
+            )
+        data = file.source.pread(0, file.size)
+        sha256 = hash_file(file.source).sha256
+    pin = load_sources().find(sha256=sha256, size=len(data))
+    pinned = pin is not None and pin.role == CONFIG_ROLE
+    if not pinned and not request.allow_unpinned:
+        known = load_sources().with_role(CONFIG_ROLE)
+        raise InputError(
+            f"this is not a pinned configuration: its SHA-256 is {sha256}",
+            where=str(path),
+            expected=" or ".join(pin.sha256 for pin in known),
+            action="Fetch the official file again, or accept this one with --allow-unpinned",
+        )
+    identity = SourceIdentity(path.name, len(data), sha256, "pinned" if pinned else "unpinned")
+    return load_body_config(data, where=str(path)), identity
+
+
+def _find_config(request: Request) -> Path:
+    given = request.checkpoint or request.extraction
+    if given is None:
+        raise InputError(
+            "neither a legacy file nor an extraction is given",
+            action="Give --checkpoint PATH or --extraction DIR",
+        )
+    beside = given if given == request.extraction else given.parent
+    candidates = [folder / CONFIG_NAME for folder in (beside, beside.absolute().parent)]
+    for path in candidates:
+        if path.exists() or path.is_symlink():
+            return path
+    raise InputError(
+        f"there is no {CONFIG_NAME}",
+        where=str(beside),
+        expected="it there or one level up",
+        action="Give its path with --config",
+    )

@@ -1,0 +1,317 @@
+"""The proof of one GGUF file: format, contract, values and digests, from one reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sam3d_gguf.convert.binding import BoundContract, BoundTensor
+from sam3d_gguf.convert.claims import (
+    native_mhr_names,
+    read_mhr_names,
+    read_precision,
+    read_provenance,
+    require_name_counts,
+    text,
+)
+from sam3d_gguf.convert.contract import load_contract
+from sam3d_gguf.convert.contract_types import TensorSpec
+from sam3d_gguf.convert.cross_read import cross_read
+from sam3d_gguf.convert.digests import content_sha256, semantics_sha256
+from sam3d_gguf.convert.gguf_format import GgmlType, GgufValue
+from sam3d_gguf.convert.gguf_reader import GgufFile, read_gguf
+from sam3d_gguf.convert.metadata import (
+    SCHEMA_VERSION,
+    CompanionDigests,
+    Provenance,
+    semantics_metadata,
+    single_metadata,
+)
+from sam3d_gguf.convert.mhr_names import MhrNames
+from sam3d_gguf.convert.native import load_native_components
+from sam3d_gguf.convert.rules import Checker, ValueRules
+from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
+from sam3d_gguf.extractors.extraction import Model
+from sam3d_gguf.extractors.files import OpenedFile
+from sam3d_gguf.extractors.hashing import Region, hash_file
+from sam3d_gguf.extractors.progress import QUIET, Progress
+from sam3d_gguf.schemas.errors import ContractError, Sam3dError
+
+MODELS: Mapping[str, Model] = {"sam3d.body": "body", "sam3d.mhr.lod1": "mhr"}
+_PREFIX = "character_torch.skeleton.pmi"
+_DIGEST_KEYS = frozenset({CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY})
+_BLOCK_TYPES: Mapping[GgmlType, np.dtype[Any]] = {
+    GgmlType.F32: np.dtype("<f4"),
+    GgmlType.BF16: np.dtype("<u2"),
+    GgmlType.I32: np.dtype("<i4"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a file says that it is, held to its contract.
+
+    Attributes:
+        role: "body", "mhr", or a component's name.
+        architecture: the value of `general.architecture`.
+        gguf: the file's header.
+        bound: its contract with all numbers.
+        tensors: the contract of each tensor that has one, by name in the file.
+        semantics: all metadata that changes results, as the contract gives it.
+        names: MHR's names.
+        provenance: where a single file says that it comes from.
+        values: what fills the templates of a component.
+    """
+
+    role: str
+    architecture: str
+    gguf: GgufFile
+    bound: BoundContract
+    tensors: Mapping[str, BoundTensor]
+    semantics: Mapping[str, GgufValue]
+    names: MhrNames | None
+    provenance: Provenance | None
+    values: Mapping[str, str]
+
+    @property
+    def companions(self) -> tuple[CompanionDigests, ...]:
+        """The files that a single file names as its companions."""
+        return () if self.provenance is None else self.provenance.companions
+
+
+@dataclass(slots=True)
+class FileReport:
+    """What a GGUF file is, and all that is wrong with it.
+
+    Attributes:
+        name: its base name.
+        bytes: its size.
+        claims: what it says of itself; None where that is not even consistent.
+        sha256, content_sha256, semantics_sha256: recomputed; empty where it did not come so far.
+        tensor_sha256: of each tensor's bytes, recomputed.
+        problems: what is wrong; the file is good if there is nothing.
+    """
+
+    name: str
+    bytes: int
+    claims: Claims | None = None
+    sha256: str = ""
+    content_sha256: str = ""
+    semantics_sha256: str = ""
+    tensor_sha256: dict[str, str] = field(default_factory=dict[str, str])
+    problems: list[str] = field(default_factory=list[str])
+
+
+def verify_file(file: OpenedFile, progress: Progress = QUIET) -> FileReport:
+    """Check a GGUF file against everything that it says of itself, and its contract.
+
+    Each byte of the tensors is read once. Nothing is raised for a bad file: see `problems`.
+    """
+    report = FileReport(file.path.name, file.size)
+    progress.stage(f"Verify {file.path.name}", file.size)
+    try:
+        header = read_gguf(file.source)
+        cross_read(file, header)
+        claims = read_claims(header, str(file.path))
+        rules = claims.bound.value_rules()
+        _read(file, report, claims, rules, progress)
+        report.claims = claims
+        _check_digests(report, claims)
+        if not report.problems:
+            _finish(claims, rules, report.name)
+        file.assert_unchanged()
+    except Sam3dError as error:
+        report.problems.append(str(error))
+    return report
+
+
+def read_claims(header: GgufFile, where: str) -> Claims:
+    """Find the contract that a file says it meets, and hold its header and metadata to it.
+
+    Raises:
+        ContractError: it is no file of this project, or does not meet the contract.
+    """
+    component = text(header.metadata, "sam3d.component")
+    if component in load_native_components():
+        return _component_claims(header, component, where)
+    architecture = text(header.metadata, "general.architecture")
+    if architecture not in MODELS:
+        raise ContractError(
+            f"the architecture is {architecture[:80]!r}", where=where, expected=" or ".join(MODELS)
+        )
+    return _single_claims(header, MODELS[architecture], where)
+
+
+def _single_claims(header: GgufFile, model: Model, where: str) -> Claims:
+    metadata = header.metadata
+    version = metadata.get("sam3d.schema_version")
+    if version is None or version.value != SCHEMA_VERSION:
+        raise ContractError(
+            "the schema version is not one that this tool knows",
+            where=where,
+            expected=f"sam3d.schema_version {SCHEMA_VERSION}",
+        )
+    contract = load_contract("body" if model == "body" else "mhr.lod1")
+    provenance = read_provenance(metadata, model, contract, where)
+    bound = contract.bind_gguf(
+        _specs(header),
+        contract.stated_dimensions({key: value.value for key, value in metadata.items()}),
+        precision=read_precision(metadata, where),
+        official=provenance.is_pinned,
+        where=where,
+    )
+    names = read_mhr_names(metadata) if model == "mhr" else None
+    if names is not None:
+        require_name_counts(names, bound, where)
+    semantics = semantics_metadata(bound, names)
+    expected = single_metadata(provenance, semantics, contract.architecture)
+    _require_equal(metadata, expected, where)
+    return Claims(
+        role=model,
+        architecture=contract.architecture,
+        gguf=header,
+        bound=bound,
+        tensors=bound.by_name,
+        semantics=semantics,
+        names=names,
+        provenance=provenance,
+        values={},
+    )
+
+
+def _component_claims(header: GgufFile, component: str, where: str) -> Claims:
+    native = load_native_components()[component]
+    values = native.read({key: value.value for key, value in header.metadata.items()})
+    bound = native.bind(_specs(header), native.dimensions(values), where=where)
+    names = native_mhr_names(values) if "joint_names" in values else None
+    if names is not None:
+        require_name_counts(names, bound, where)
+    tensors = {
+        tensor.name: bound.tensors[tensor.source_name]
+        for tensor in native.tensors(bound)
+        if tensor.source_name is not None
+    }
+    return Claims(
+        role=component,
+        architecture=text(header.metadata, "general.architecture"),
+        gguf=header,
+        bound=bound,
+        tensors=tensors,
+        semantics=semantics_metadata(bound, names),
+        names=names,
+        provenance=None,
+        values=values,
+    )
+
+
+def _require_equal(
+    metadata: Mapping[str, GgufValue], expected: Mapping[str, GgufValue], where: str
+) -> None:
+    """Hold all metadata but the digests to what the claims and the contract give."""
+    problems: list[str] = []
+    for key in sorted(metadata.keys() | expected.keys() | _DIGEST_KEYS):
+        if key not in metadata:
+            problems.append(f"{key} is missing")
+        elif key not in _DIGEST_KEYS and key not in expected:
+            problems.append(f"{key} is unknown")
+        elif key not in _DIGEST_KEYS and metadata[key] != expected[key]:
+            problems.append(f"{key} is not what the contract and the pinned sources give")
+    if problems:
+        raise ContractError("; ".join(problems[:12]), where=where)
+
+
+def _read(
+    file: OpenedFile,
+    report: FileReport,
+    claims: Claims,
+    rules: ValueRules,
+    progress: Progress,
+) -> None:
+    """Hash the file and its tensors, and check values, in one pass."""
+    tensors = sorted(claims.gguf.tensors.values(), key=lambda tensor: tensor.offset)
+    checks = _Checks(report, claims, rules)
+    digests = hash_file(
+        file.source,
+        [Region(tensor.offset, tensor.nbytes) for tensor in tensors],
+        on_region=lambda index, block: checks.feed(tensors[index].name, tensors[index].type, block),
+        progress=progress.advance,
+    )
+    checks.finish()
+    names = (tensor.name for tensor in tensors)
+    report.sha256 = digests.sha256
+    report.tensor_sha256 = dict(zip(names, digests.regions, strict=True))
+
+
+class _Checks:
+    """The value rules of the tensor that is being read; the first problem of each is kept."""
+
+    def __init__(self, report: FileReport, claims: Claims, rules: ValueRules) -> None:
+        self._report = report
+        self._claims = claims
+        self._rules = rules
+        self._name = ""
+        self._checkers: list[Checker] = []
+
+    def feed(self, name: str, kind: GgmlType, block: memoryview) -> None:
+        """Check the next bytes of a tensor."""
+        if name != self._name:
+            self.finish()
+            self._name = name
+            bound = self._claims.tensors.get(name)
+            self._checkers = [] if bound is None else self._rules.checkers(bound)
+        values = np.frombuffer(block, _BLOCK_TYPES[kind])
+        self._each(lambda checker: checker.feed(values))
+
+    def finish(self) -> None:
+        """The tensor before has ended."""
+        self._each(lambda checker: checker.finish())
+        self._checkers = []
+
+    def _each(self, call: Callable[[Checker], None]) -> None:
+        try:
+            for checker in self._checkers:
+                call(checker)
+        except ContractError as error:
+            self._report.problems.append(str(error))
+            self._checkers = []
+
+
+def _check_digests(report: FileReport, claims: Claims) -> None:
+    report.content_sha256 = content_sha256(claims.gguf.tensors, report.tensor_sha256)
+    report.semantics_sha256 = semantics_sha256(claims.semantics)
+    if claims.provenance is not None:
+        report.problems += _digest_problems(report, claims)
+
+
+def _digest_problems(report: FileReport, claims: Claims) -> Iterator[str]:
+    metadata = claims.gguf.metadata
+    stated = metadata[TENSORS_KEY].value
+    hashes = stated if isinstance(stated, tuple) else ()
+    if len(hashes) != len(claims.gguf.tensors):
+        yield f"{TENSORS_KEY} has {len(hashes)} entries for {len(claims.gguf.tensors)} tensors"
+    for name, sha256 in zip(sorted(claims.gguf.tensors), hashes, strict=False):
+        if report.tensor_sha256[name] != sha256:
+            yield (
+                f"the tensor {name} has SHA-256 {report.tensor_sha256[name]}; "
+                f"{TENSORS_KEY} says {str(sha256)[:64]}"
+            )
+    for key, found in (
+        (CONTENT_KEY, report.content_sha256),
+        (SEMANTICS_KEY, report.semantics_sha256),
+    ):
+        if text(metadata, key) != found:
+            yield f"{key} is {text(metadata, key)[:64]}, but the file gives {found}"
+
+
+def _finish(claims: Claims, rules: ValueRules, where: str) -> None:
+    rules.finish()
+    names = claims.names
+    if names is not None and rules.prefix_sizes.get(_PREFIX) != names.prefix_sizes:
+        raise ContractError("the prefix sizes are not those of the joint parents", where=where)
+
+
+def _specs(header: GgufFile) -> dict[str, TensorSpec]:
+    return {name: TensorSpec(t.type.name, t.shape) for name, t in header.tensors.items()}

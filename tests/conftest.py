@@ -1,0 +1,33 @@
+"""Releases of the tiny model that many tests start from; a test changes only copies of them."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_release import Release, from_extraction, request
+
+from sam3d_gguf.convert.release import convert_body
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Layout single at source precision, from the legacy files through the sandbox."""
+    folder = tmp_path_factory.mktemp("single")
+    kept = tmp_path_factory.mktemp("kept") / "safetensors"
+    convert_body(request(folder / "body.gguf", keep_safetensors=kept))
+    return Release(folder, kept)
+
+
+@pytest.fixture(scope="session")
+def single_f32(single: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Layout single at F32."""
+    folder = tmp_path_factory.mktemp("f32")
+    convert_body(from_extraction(single.extraction, folder / "body.gguf", precision="f32"))
+    return Release(folder, single.extraction)
+
+
+@pytest.fixture(scope="session")
+def components(single: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Layout components."""
+    folder = tmp_path_factory.mktemp("components") / "native"
+    convert_body(from_extraction(single.extraction, folder, layout="components"))
+    return Release(folder, single.extraction)
