@@ -19,7 +19,7 @@ from sam3d_gguf.schemas.errors import ContractError
 
 GGML_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "I8": 24, "I32": 26, "BF16": 30}
 _USAGE_WEIGHTS = 1
-_UPLOAD_ELEMENTS = 1 << 24
+_UPLOAD_ELEMENTS = 1 << 20
 _CONTEXT_SLACK = 1 << 12
 
 
@@ -56,6 +56,18 @@ def new_context(backend: Backend, tensors: int, extra: int = 0) -> int:
     """A context for that many tensor headers."""
     size = int(backend.library.call("ggml_tensor_overhead")) * tensors + extra + _CONTEXT_SLACK
     return backend.library.pointer("ggml_init", InitParams(size, None, True))
+
+
+class _Widening:
+    """BF16 bits to the same values in F32, in memory that each call reuses."""
+
+    def __init__(self) -> None:
+        self._halves = np.zeros((_UPLOAD_ELEMENTS, 2), np.uint16)
+
+    def __call__(self, bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        halves = self._halves[: bits.size]
+        halves[:, 1] = bits
+        return halves.reshape(-1).view(np.float32)
 
 
 class WeightStore:
@@ -194,10 +206,11 @@ class WeightStore:
         flat = source.reshape(-1)
         itemsize = FILE_TYPES[planned.type].itemsize
         address = self._tensors[planned.name].address
+        widen = _Widening() if planned.type == "F32" and flat.dtype == np.uint16 else None
         for start in range(0, flat.size, _UPLOAD_ELEMENTS):
             block = flat[start : start + _UPLOAD_ELEMENTS]
-            if planned.type == "F32" and block.dtype == np.uint16:
-                block = (block.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            if widen is not None:
+                block = widen(block)
             elif planned.type == "F32":
                 block = block.astype(np.float32, copy=False)
             block = np.ascontiguousarray(block)
