@@ -70,6 +70,9 @@ ExpectOption = Annotated[
 PrecisionOption = Annotated[
     PrecisionChoice, typer.Option(help="'fast' lets the device use narrower arithmetic.")
 ]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="Hash all of the models' data before the run.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DebugOption = Annotated[bool, typer.Option(help="Show a traceback on errors.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the files; made if missing.")]
@@ -128,6 +131,7 @@ def body(
     threads: ThreadsOption = None,
     expect_device: ExpectOption = None,
     precision: PrecisionOption = PrecisionChoice.strict_f32,
+    verify: VerifyOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -144,6 +148,7 @@ def body(
             threads=threads,
             precision=_precision(precision),
             expect_device=expect_device,
+            verify=verify,
         )
         load_seconds = time.perf_counter() - started
         with opened:
@@ -170,6 +175,7 @@ def mhr(
     threads: ThreadsOption = None,
     expect_device: ExpectOption = None,
     precision: PrecisionOption = PrecisionChoice.strict_f32,
+    verify: VerifyOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -185,6 +191,7 @@ def mhr(
             threads=threads,
             precision=_precision(precision),
             expect_device=expect_device,
+            verify=verify,
         )
         timings.add("load", time.perf_counter() - started)
         with opened:

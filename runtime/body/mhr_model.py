@@ -59,9 +59,10 @@ class MhrModel:
         threads: int | None = None,
         precision: Precision = "strict-f32",
         expect_device: str | None = None,
+        verify: bool = False,
     ) -> Self:
         """Open an MHR GGUF, check it, and place it on a device; see `BodyModel.load`."""
-        weights = load_weights(Path(path), "mhr.lod1")
+        weights = load_weights(Path(path), "mhr", verify=verify)
         opened = open_backend(
             load_library(),
             backend,

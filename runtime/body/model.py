@@ -43,9 +43,9 @@ from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.errors import CancelledError
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.images import read_photo
-from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.loading import check_companion, load_weights
 from sam3d_gguf.runtime.weights import Weights
-from sam3d_gguf.schemas.errors import ContractError, InputError
+from sam3d_gguf.schemas.errors import InputError
 
 Photo = str | PathLike[str] | Uint8
 MAX_PEOPLE = 64
@@ -72,6 +72,7 @@ class BodyModel:
         threads: int | None = None,
         precision: Precision = "strict-f32",
         expect_device: str | None = None,
+        verify: bool = False,
     ) -> Self:
         """Open the two files, check them, and place them on a device.
 
@@ -80,14 +81,18 @@ class BodyModel:
             mhr: the MHR GGUF that goes with it.
             backend, device, threads, precision, expect_device: see `open_backend`; no other
                 device is ever taken instead.
+            verify: also hash all tensors' data first.
 
         Raises:
             InputError: a file that cannot be read, or is no GGUF of the accepted form.
             ContractError: a file that is another model, incomplete, or not the companion.
             BackendError: the device is not there, is another one, or has too little memory.
         """
-        weights = load_weights(Path(path), "body"), load_weights(Path(mhr), "mhr.lod1")
-        _check_companion(*weights)
+        weights = (
+            load_weights(Path(path), "body", verify=verify),
+            load_weights(Path(mhr), "mhr", verify=verify),
+        )
+        check_companion(*weights)
         opened = open_backend(
             load_library(),
             backend,
@@ -121,16 +126,16 @@ class BodyModel:
         with ExitStack() as stack:
             if owns_backend:
                 stack.enter_context(backend)
-            _check_companion(body, mhr)
+            check_companion(body, mhr)
+            self.rig: MhrRig = load_rig(mhr)
+            self._faces = body.array("head_pose.faces")
             settings = BodySettings.of(body)
             network = stack.enter_context(
                 GgmlBodyNetwork(backend, body, decoder_heads=settings.decoder_heads)
             )
             products = stack.enter_context(GgmlMhrProducts(backend, mhr))
             self._closing = stack.pop_all()
-        self.rig: MhrRig = load_rig(mhr)
         self.mhr = Mhr(products, self.rig)
-        self._faces = body.array("head_pose.faces")
         passes = Passes(
             network,
             PoseHead("body", network, self.mhr, load_constants(body, "body")),
@@ -265,18 +270,6 @@ class BodyModel:
         )
         silhouettes = None if masks is None else _masks(masks, len(found), photo)
         return Request(photo, found, matrix, silhouettes, recorded), assumed
-
-
-def _check_companion(body: Weights, mhr: Weights) -> None:
-    mapped = body.tensor("head_pose.keypoint_mapping").shape[1]
-    vertices, joints = mhr.tensor("identity.base").shape[0], mhr.tensor("skeleton.parents").shape[0]
-    faces = body.tensor("head_pose.faces").shape[0], mhr.tensor("mesh.faces").shape[0]
-    if mapped != vertices + joints or faces[0] != faces[1]:
-        raise ContractError(
-            f"this MHR has {vertices} vertices, {joints} joints and {faces[1]} triangles",
-            where=str(mhr.path),
-            expected=f"{mapped} vertices and joints, {faces[0]} triangles, as {body.path} maps",
-        )
 
 
 def checked_boxes(boxes: ArrayLike, width: int, height: int) -> Float32:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,13 +80,13 @@ def load_rig(weights: Weights) -> MhrRig:
     """The rig in an opened MHR file.
 
     Raises:
-        ContractError: the prefix sizes do not cover the prefix table.
+        ContractError: metadata is missing, or the prefix sizes do not cover the prefix table.
     """
     prefix = weights.array("skeleton.prefix").astype(np.int32)
-    sizes = [int(size) for size in weights.metadata["sam3d.prefix_sizes"]]
+    sizes = [int(size) for size in _listed(weights, "prefix_sizes")]
     if sum(sizes) != prefix.shape[1]:
         raise ContractError(
-            "sam3d.prefix_sizes do not add up",
+            "sam3d.mhr.prefix_sizes do not add up",
             where=str(weights.path),
             expected=f"a sum of {prefix.shape[1]}",
         )
@@ -108,8 +109,15 @@ def load_rig(weights: Weights) -> MhrRig:
         faces=weights.array("mesh.faces").astype(np.int32),
         texture_coordinates=weights.array("mesh.texcoords"),
         texture_faces=weights.array("mesh.texcoord_faces").astype(np.int32),
-        joint_names=tuple(str(name) for name in weights.metadata["sam3d.joint_names"]),
+        joint_names=tuple(str(name) for name in _listed(weights, "joint_names")),
     )
+
+
+def _listed(weights: Weights, key: str) -> list[Any]:
+    found: list[Any] | None = weights.metadata.get(f"sam3d.mhr.{key}")
+    if found is None:
+        raise ContractError(f"the metadata key sam3d.mhr.{key} is missing", where=str(weights.path))
+    return found
 
 
 def group_influences(vertices: Int32, joints: Int32, weights: Float32, count: int) -> Skinning:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from facts import TINY
 from numpy.typing import NDArray
-from tiny_models import TINY, write_tiny_body, write_tiny_mhr
+from tiny_release import Release
 
 from sam3d_gguf.runtime.body import BodyModel
 from sam3d_gguf.runtime.parity import Rules, load_rules
@@ -25,12 +26,9 @@ def read(name: str) -> Tensors:
 
 
 @pytest.fixture(scope="session")
-def model_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def model_files(single: Release) -> tuple[Path, Path]:
     """The tiny Body and MHR as GGUF."""
-    folder = tmp_path_factory.mktemp("models")
-    write_tiny_body(folder / "body.gguf")
-    write_tiny_mhr(folder / "mhr.gguf")
-    return folder / "body.gguf", folder / "mhr.gguf"
+    return single.body, single.mhr
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from facts import TINY
 from numpy.typing import NDArray
 from PIL import Image
-from tiny_models import TINY
 
 from sam3d_gguf.runtime.body import BodyModel, BodyResult
 from sam3d_gguf.runtime.export.influences import influence_sets

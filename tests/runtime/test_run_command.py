@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import TINY
+from facts import TINY
 from typer.testing import CliRunner, Result
 
 from sam3d_gguf.cli.run import app
