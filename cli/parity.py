@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from sam3d_gguf.cli.failure import refusals
+from sam3d_gguf.cli.terminal import (
+    DebugOption,
+    JsonOption,
+    VersionOption,
+    cell,
+    new_app,
+    out,
+    print_json,
+    reporting,
+)
 from sam3d_gguf.runtime.output import publish
 from sam3d_gguf.runtime.parity import Limits, ParityReport, TensorVerdict, compare, load_rules
+from sam3d_gguf.runtime.parity.html import render
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = new_app("Judge a capture against reference captures under declared rules.")
 
 
 class LimitsChoice(StrEnum):
@@ -36,24 +43,31 @@ def parity(
         typer.Option(help="'free-running' for a run that used its own hand boxes."),
     ] = LimitsChoice.plain,
     report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    debug: Annotated[bool, typer.Option(help="Show a traceback on errors.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the error of every stage here.")
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+    _version: VersionOption = False,
 ) -> None:
     """Compare a capture with reference captures: exit 0 if every tensor passes, 1 if not."""
     chosen: Limits = "plain" if limits is LimitsChoice.plain else "free-running"
-    with refusals(debug=debug):
+    with reporting(debug):
         found = compare(reference, candidate, load_rules(rules), limits=chosen, rules_path=rules)
+        files: dict[Path, list[bytes]] = {}
         if report is not None:
-            publish({report: [found.dumps()]})
+            files[report] = [found.dumps()]
+        if html is not None:
+            files[html] = [render(found)]
+        publish(files)
     if as_json:
-        sys.stdout.write(found.dumps().decode())
+        print_json(found.as_json())
     else:
         _print(found)
     raise typer.Exit(0 if found.passed else 1)
 
 
 def _print(report: ParityReport) -> None:
-    console = Console()
     table = Table(title=f"Parity, {report.limits} limits")
     for name, justify in (("tensor", "left"), ("max abs", "right"), ("limit", "right")):
         table.add_column(name, justify="right" if justify == "right" else "left")
@@ -62,20 +76,20 @@ def _print(report: ParityReport) -> None:
     table.add_column("verdict")
     for verdict in report.tensors:
         table.add_row(*_row(verdict))
-    console.print(table)
+    out.print(table)
     failed = report.failed
-    console.print(f"{len(report.tensors) - len(failed)} passed, {len(failed)} failed")
+    out.print(f"{len(report.tensors) - len(failed)} passed, {len(failed)} failed")
     if failed:
-        console.print(f"first failing stage: {escape(failed[0].name)}", style="red")
+        out.print(f"first failing stage: {cell(failed[0].name)}", style="red")
 
 
 def _row(verdict: TensorVerdict) -> tuple[str, ...]:
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}"
 
-    text = "pass" if verdict.passed else f"[red]{escape(verdict.reason)}{_worst(verdict)}[/red]"
+    text = "pass" if verdict.passed else f"[red]{cell(verdict.reason)}{_worst(verdict)}[/red]"
     return (
-        escape(verdict.name),
+        cell(verdict.name),
         number(verdict.max_abs),
         number(verdict.max_abs_limit),
         number(verdict.relative_l2),
@@ -88,7 +102,7 @@ def _worst(verdict: TensorVerdict) -> str:
     if verdict.worst is None:
         return ""
     index, reference, candidate = verdict.worst
-    return escape(f" at {list(index)}: {candidate:.8g} instead of {reference:.8g}")
+    return cell(f" at {list(index)}: {candidate:.8g} instead of {reference:.8g}")
 
 
 def main() -> None:

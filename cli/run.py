@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +9,22 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from sam3d_gguf.cli.failure import refusals
+from sam3d_gguf.cli.terminal import (
+    DebugOption,
+    JsonOption,
+    VersionOption,
+    cell,
+    err,
+    new_app,
+    print_json,
+    reporting,
+)
+from sam3d_gguf.cli.terminal import (
+    out as terminal,
+)
 from sam3d_gguf.runtime.body import BodyModel, MhrModel
 from sam3d_gguf.runtime.body.cases import run_cases
 from sam3d_gguf.runtime.body.estimator import InferenceType
@@ -33,9 +42,8 @@ from sam3d_gguf.runtime.run.files import Timings, mhr_files, provenance_of, timi
 from sam3d_gguf.runtime.run.mhr import MAX_MESHES, read_parameters
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
 from sam3d_gguf.schemas.errors import InputError
-from sam3d_gguf.schemas.strict_json import dumps
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=False)
+app = new_app("Run SAM 3D Body and MHR on GGML: photos to bodies, parameters to meshes.")
 
 
 class BackendChoice(StrEnum):
@@ -73,8 +81,6 @@ PrecisionOption = Annotated[
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="Hash all of the models' data before the run.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-DebugOption = Annotated[bool, typer.Option(help="Show a traceback on errors.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the files; made if missing.")]
 
 
@@ -86,10 +92,11 @@ def devices(
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
+    _version: VersionOption = False,
 ) -> None:
     """Run SAM 3D Body and MHR on GGML."""
     if list_them:
-        with refusals(debug=debug):
+        with reporting(debug):
             library = load_library()
             if (library.directory / VULKAN_MODULE).exists():
                 load_vulkan_module(library, "strict-f32")
@@ -136,7 +143,7 @@ def body(
     debug: DebugOption = False,
 ) -> None:
     """Estimate the people in photos: meshes, keypoints, poses."""
-    with refusals(debug=debug):
+    with reporting(debug):
         photos = [] if cases else _photos(image, bbox, intrinsics, mask, batch)
         _check_outputs(cases, taps, out, batch, features_only=features_only)
         started = time.perf_counter()
@@ -180,7 +187,7 @@ def mhr(
     debug: DebugOption = False,
 ) -> None:
     """Pose MHR bodies: result.safetensors, and meshes for up to 64 rows."""
-    with refusals(debug=debug):
+    with reporting(debug):
         parameters = read_parameters(params)
         timings = Timings()
         started = time.perf_counter()
@@ -260,9 +267,9 @@ def _run_cases(model: BodyModel, cases: Path, taps: Path) -> None:
 
 
 def _progress(photos: list[Photo]) -> Any:
-    if len(photos) < 2 or not sys.stderr.isatty():
+    if len(photos) < 2 or not err.is_terminal:
         return photos
-    return track(photos, "photos", console=Console(stderr=True))
+    return track(photos, "photos", console=err)
 
 
 def _backend(choice: BackendChoice) -> BackendName:
@@ -284,11 +291,10 @@ def _inference(choice: InferenceChoice) -> InferenceType:
 
 def _print_written(paths: list[Path], *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(dumps({"schema_version": 1, "files": [str(p) for p in paths]}).decode())
+        print_json({"schema_version": 1, "files": [str(path) for path in paths]})
         return
-    console = Console()
     for path in paths:
-        console.print(escape(str(path)), highlight=False, soft_wrap=True)
+        terminal.print(cell(str(path)))
 
 
 def _print_devices(found: tuple[Device, ...], *, as_json: bool) -> None:
@@ -305,19 +311,19 @@ def _print_devices(found: tuple[Device, ...], *, as_json: bool) -> None:
             }
             for device in found
         ]
-        sys.stdout.write(dumps({"schema_version": 1, "devices": entries}).decode())
+        print_json({"schema_version": 1, "devices": entries})
         return
     table = Table("backend", "device", "name", "description", "free", "total")
     for device in found:
         table.add_row(
             device.backend,
             str(device.index),
-            escape(device.name),
-            escape(device.description),
+            cell(device.name),
+            cell(device.description),
             f"{device.memory_free / 2**30:.1f} GiB",
             f"{device.memory_total / 2**30:.1f} GiB",
         )
-    Console().print(table)
+    terminal.print(table)
 
 
 def main() -> None:

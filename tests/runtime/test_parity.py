@@ -14,8 +14,11 @@ from typer.testing import CliRunner
 
 from sam3d_gguf.cli.parity import app
 from sam3d_gguf.runtime.parity import ParityReport, compare, parse_rules
+from sam3d_gguf.runtime.parity.html import error_ratio, render
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
+from sam3d_gguf.schemas.documents import validate
 from sam3d_gguf.schemas.errors import InputError, OutputError
+from sam3d_gguf.schemas.strict_json import loads
 
 TINY = Path(__file__).parents[1] / "fixtures" / "tiny-body-a"
 Arrays = dict[str, NDArray[Any]]
@@ -179,6 +182,35 @@ def test_command_reports_and_exits(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert json.loads(result.stdout)["first_failing"] == "01.body.064.head.layer00.pred_cam_t"
     assert CliRunner().invoke(app, [*arguments, "--candidate", "absent"]).exit_code == 2
+
+
+def test_report_meets_its_schema_and_page_escapes_names(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    arrays: Arrays = {name: f32(1, 2), "b": f32(3), "c": f32(0)}
+    moved: Arrays = {name: f32(1, 9), "b": f32(3), "c": f32(1)}
+    rules = (float_rule(name), float_rule("b"), {"name": "c", "mode": "exact"})
+    report = judge(tmp_path, arrays, moved, *rules)
+    validate(loads(report.dumps(), where="report"), "parity-report", where="report")
+    page = render(report).decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<circle") == 3
+    assert [error_ratio(verdict) for verdict in report.tensors] == [
+        pytest.approx(70.0),
+        0.0,
+        float("inf"),
+    ]
+
+
+def test_command_writes_a_page_and_a_table(tmp_path: Path) -> None:
+    reference = str(TINY / "mhr-cases.safetensors")
+    page = tmp_path / "report.html"
+    arguments = ["--reference", reference, "--candidate", reference]
+    arguments += ["--rules", str(TINY / "rules.json"), "--html", str(page)]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0
+    assert "70 passed, 0 failed" in found.stdout
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_written_tensors_are_what_safetensors_reads(tmp_path: Path) -> None:
