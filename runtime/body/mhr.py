@@ -59,10 +59,10 @@ class Mhr:
             taps: receives every stage.
 
         Raises:
-            InputError: shapes that do not fit, or numbers that are not finite.
+            InputError: shapes that do not fit.
         """
         count = len(parameters)
-        _check(identity, parameters, expression)
+        _check_shapes(identity, parameters, expression)
         coefficients = np.broadcast_to(identity, (count, IDENTITY))
         rest = self.products.identity(np.ascontiguousarray(coefficients))
         _tap(taps, "rest_identity", rest)
@@ -97,7 +97,7 @@ def _tap(taps: Taps | None, name: str, array: Float32) -> None:
         taps(name, array)
 
 
-def _check(identity: Float32, parameters: Float32, expression: Float32 | None) -> None:
+def _check_shapes(identity: Float32, parameters: Float32, expression: Float32 | None) -> None:
     count = len(parameters)
     fits = (
         parameters.shape == (count, PARAMETERS)
@@ -110,6 +110,3 @@ def _check(identity: Float32, parameters: Float32, expression: Float32 | None) -
             expected=f"identity [B or 1, {IDENTITY}], parameters [B, {PARAMETERS}], "
             f"expression [B, {EXPRESSION}]",
         )
-    arrays = [identity, parameters] + ([] if expression is None else [expression])
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise InputError("an MHR input is not finite", expected="finite numbers")

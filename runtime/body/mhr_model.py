@@ -23,6 +23,7 @@ from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.weights import Weights
+from sam3d_gguf.schemas.errors import InputError
 
 CHUNK = 16
 """Bodies that are computed at once; more only take more memory."""
@@ -81,6 +82,9 @@ class MhrModel:
         Raises:
             InputError: shapes that do not fit, or numbers that are not finite.
         """
+        given = [identity, parameters, *([] if expression is None else [expression])]
+        if not all(np.isfinite(array).all() for array in given):
+            raise InputError("an MHR input is not finite", expected="finite numbers")
         with self._lock:
             parts = [
                 self._mhr(

@@ -177,10 +177,11 @@ class BodyModel:
                 f"unknown inference type {inference_type!r}", expected="full, body or hand"
             )
         request, assumed = self._request(image, boxes, intrinsics, masks, recorded_hand_boxes)
-        with self._lock:
+        with self._lock, np.errstate(all="ignore"):
             self._start()
             estimate = self.estimator.run(request, inference_type, capture)
             self._finish()
+        _require_finite(estimate.body.vertices)
         return body_result(
             request,
             estimate,
@@ -205,10 +206,11 @@ class BodyModel:
         are those of a call.
         """
         request, assumed = self._request(image, boxes, intrinsics, masks, None)
-        with self._lock:
+        with self._lock, np.errstate(all="ignore"):
             self._start()
             tokens = self.estimator.tokens(request)
             self._finish()
+        _require_finite(tokens.pose_token)
         return feature_result(request, tokens, assumed=assumed)
 
     def new_capture(self) -> Capture:
@@ -270,6 +272,12 @@ class BodyModel:
         )
         silhouettes = None if masks is None else _masks(masks, len(found), photo)
         return Request(photo, found, matrix, silhouettes, recorded), assumed
+
+
+def _require_finite(found: Float32) -> None:
+    for index, person in enumerate(found):
+        if not np.isfinite(person).all():
+            raise InputError("the estimate is not finite", where=f"box {index}")
 
 
 def checked_boxes(boxes: ArrayLike, width: int, height: int) -> Float32:

@@ -197,6 +197,17 @@ def test_wrong_models_and_devices_are_refused(model_files: tuple[Path, Path]) ->
         BodyModel.load(body, mhr=mhr, expect_device="another")
 
 
+def test_hand_boxes_without_area_only_lose_the_hands(
+    model: BodyModel, intrinsics: NDArray[np.float32]
+) -> None:
+    nothing = np.array([[30, 40, 30, 40]], np.float32)
+    found = model(TINY / "input.png", BOX, intrinsics, recorded_hand_boxes=(nothing, nothing))
+    assert found["hands_accepted"].tolist() == [[0, 0]]
+    body = model(TINY / "input.png", BOX, intrinsics, "body")
+    np.testing.assert_array_equal(found["hand_pose_params"], body["hand_pose_params"])
+    np.testing.assert_allclose(found["pred_vertices"], body["pred_vertices"], atol=1e-6)
+
+
 def test_cancel_ends_a_run_before_its_next_stage(model: BodyModel) -> None:
     class Cancelling:
         """Cancels while the photo's first stage is captured."""
