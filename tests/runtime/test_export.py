@@ -116,6 +116,21 @@ def test_the_skinned_glb_shows_the_predicted_vertices(
         np.testing.assert_allclose(moved, wanted, atol=2e-4)
 
 
+def test_the_glb_has_texture_coordinates_from_the_top_and_unit_normals(
+    files: dict[str, bytes], result: BodyResult
+) -> None:
+    glb, rig = Glb(files["mesh.glb"]), result.rig
+    primitive = glb.json["meshes"][0]["primitives"][0]
+    corners = glb.array(primitive["indices"]).reshape(-1, 3)
+    found = glb.array(primitive["attributes"]["TEXCOORD_0"])[corners]
+    wanted = rig.texture_coordinates[rig.texture_faces] * [1, -1] + [0, 1]
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    positions = glb.array(primitive["attributes"]["POSITION"])[corners]
+    np.testing.assert_allclose(positions, result.mesh.rest[0][rig.faces] * 0.01, rtol=1e-5)
+    normals = glb.array(primitive["attributes"]["NORMAL"])
+    np.testing.assert_allclose((normals * normals).sum(axis=1), 1, rtol=1e-5)
+
+
 def test_the_glb_has_the_named_skeleton(files: dict[str, bytes], result: BodyResult) -> None:
     glb = Glb(files["mesh.glb"])
     names = [glb.json["nodes"][node]["name"] for node in glb.json["skins"][0]["joints"]]
