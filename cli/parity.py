@@ -21,7 +21,7 @@ from sam3d_gguf.cli.terminal import (
 )
 from sam3d_gguf.runtime.output import publish
 from sam3d_gguf.runtime.parity import Limits, ParityReport, TensorVerdict, compare, load_rules
-from sam3d_gguf.runtime.parity.html import render
+from sam3d_gguf.runtime.parity.html import error_ratio, render
 
 app = new_app("Judge a capture against reference captures under declared rules.")
 
@@ -68,34 +68,33 @@ def parity(
 
 
 def _print(report: ParityReport) -> None:
+    """Every pass in one line, then every tensor that failed."""
     table = Table(title=f"Parity, {report.limits} limits")
-    for name, justify in (("tensor", "left"), ("max abs", "right"), ("limit", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left")
-    table.add_column("relative L2", justify="right")
-    table.add_column("limit", justify="right")
-    table.add_column("verdict")
+    for name in ("pass or case", "tensors", "failed", "worst error / limit", "there"):
+        table.add_column(name, overflow="fold", justify="left" if name[0] in "pt" else "right")
+    groups: dict[str, list[TensorVerdict]] = {}
     for verdict in report.tensors:
-        table.add_row(*_row(verdict))
+        groups.setdefault(".".join(verdict.name.split(".")[:2]), []).append(verdict)
+    for name, verdicts in groups.items():
+        table.add_row(cell(name), *_summary(verdicts))
     out.print(table)
     failed = report.failed
+    for verdict in failed:
+        out.print(f"[red]{cell(verdict.name)}: {cell(verdict.reason)}{_worst(verdict)}[/red]")
     out.print(f"{len(report.tensors) - len(failed)} passed, {len(failed)} failed")
     if failed:
-        out.print(f"first failing stage: {cell(failed[0].name)}", style="red")
+        out.print(f"[red]first failing stage: {cell(failed[0].name)}[/red]")
 
 
-def _row(verdict: TensorVerdict) -> tuple[str, ...]:
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}"
-
-    text = "pass" if verdict.passed else f"[red]{cell(verdict.reason)}{_worst(verdict)}[/red]"
-    return (
-        cell(verdict.name),
-        number(verdict.max_abs),
-        number(verdict.max_abs_limit),
-        number(verdict.relative_l2),
-        number(verdict.relative_l2_limit),
-        text,
-    )
+def _summary(verdicts: list[TensorVerdict]) -> tuple[str, str, str, str]:
+    count = sum(not verdict.passed for verdict in verdicts)
+    failed = f"[red]{count}[/red]" if count else "0"
+    ratios = [(error_ratio(verdict), verdict.name) for verdict in verdicts]
+    measured = [(ratio, name) for ratio, name in ratios if ratio is not None]
+    if not measured:
+        return str(len(verdicts)), failed, "", ""
+    ratio, name = max(measured)
+    return str(len(verdicts)), failed, f"{ratio:.2g}", cell(name) if ratio > 0 else ""
 
 
 def _worst(verdict: TensorVerdict) -> str:
