@@ -79,7 +79,7 @@ def _plot(report: ParityReport) -> str:
         marks.append(
             f"<line x1='{_MARGIN}' x2='{_WIDTH}' y1='{y:.1f}' y2='{y:.1f}' stroke='{color}'/>"
         )
-        label = "limit" if power == 0 else f"1e{power}"
+        label = {0: "limit", _DECADES[0]: f"≤ 1e{power}"}.get(power, f"1e{power}")
         marks.append(f"<text x='{_MARGIN - 8}' y='{y + 4:.1f}' text-anchor='end'>{label}</text>")
     for index, verdict in enumerate(report.tensors):
         ratio = error_ratio(verdict)
