@@ -56,7 +56,11 @@ sandbox-check:
 
 # Build GGML's Vulkan backend as a module beside the CPU backend (about 5 minutes)
 setup-vulkan: setup (packages "required" "cmake:cmake" "glslc:glslc")
-    @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/vulkan/setup
+    @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup vulkan
+
+# Build GGML's BLAS backend as a module: the CPU's large products then run in OpenBLAS
+setup-blas: setup (packages "required" "cmake:cmake" "pkg-config:pkg-config")
+    @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup blas
 
 # Convert, verify and inspect the synthetic model of tests/fixtures (writes demo-output/)
 demo: setup

@@ -15,6 +15,7 @@ from sam3d_gguf.runtime.ggml.library import (
     Library,
     LibraryFile,
     Precision,
+    load_blas_module,
     load_vulkan_module,
 )
 
@@ -87,8 +88,22 @@ def _available_memory() -> int:
     return 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A backend that computes large products on the CPU's memory in the CPU backend's place."""
+
+    name: str
+    device: int
+    address: int
+
+
 class Backend:
-    """One device, ready to compute. Not safe for concurrent use; close it with `with`."""
+    """One device, ready to compute. Not safe for concurrent use; close it with `with`.
+
+    Attributes:
+        files: every library that takes part, with its hash.
+        accelerator: BLAS for the CPU backend's large products, where it is installed.
+    """
 
     def __init__(
         self, library: Library, device: Device, precision: Precision, module: LibraryFile | None
@@ -97,6 +112,7 @@ class Backend:
         self.device = device
         self.precision: Precision = precision
         self.files = (*library.files, module) if module else library.files
+        self.accelerator: Accelerator | None = None
         self.address = library.pointer("ggml_backend_dev_init", device.address, None)
         self.buffer_type = library.pointer("ggml_backend_dev_buffer_type", device.address)
         self.max_buffer_size = int(library.call("ggml_backend_buft_get_max_size", self.buffer_type))
@@ -111,13 +127,33 @@ class Backend:
             raise BackendError(
                 f"{threads} threads were asked for", expected=f"a number of 1..{MAX_THREADS}"
             )
-        registry = self.library.pointer("ggml_backend_dev_backend_reg", self.device.address)
-        address = self.library.call(
+        self._set_threads(self.device.address, self.address, threads)
+        if self.accelerator is not None:
+            self._set_threads(self.accelerator.device, self.accelerator.address, threads)
+
+    def _set_threads(self, device: int, address: int, threads: int) -> None:
+        registry = self.library.pointer("ggml_backend_dev_backend_reg", device)
+        function = self.library.call(
             "ggml_backend_reg_get_proc_address", registry, b"ggml_backend_set_n_threads"
         )
-        if not address:
+        if not function:
             raise BackendError(f"{self.device.name} has no number of threads to set")
-        SET_THREADS(address)(self.address, threads)
+        SET_THREADS(function)(address, threads)
+
+    def accelerate(self) -> None:
+        """Lets BLAS compute the large products, where `just setup-blas` installed it.
+
+        Raises:
+            BackendError: the module is there and does not load.
+        """
+        module = load_blas_module(self.library)
+        if module is None or self.accelerator is not None:
+            return
+        registry = self.library.pointer("ggml_backend_reg_by_name", b"BLAS")
+        device = self.library.pointer("ggml_backend_reg_dev_get", registry, 0)
+        address = self.library.pointer("ggml_backend_dev_init", device, None)
+        self.accelerator = Accelerator("BLAS", device, address)
+        self.files = (*self.files, module)
 
     def free_memory(self) -> int:
         """Bytes that are free on the device now."""
@@ -140,6 +176,9 @@ class Backend:
 
     def close(self) -> None:
         """Frees the backend; its weights and graphs must be closed before."""
+        if self.accelerator is not None:
+            self.library.call("ggml_backend_free", self.accelerator.address)
+            self.accelerator = None
         if self.address:
             self.library.call("ggml_backend_free", self.address)
             self.address = 0
@@ -193,10 +232,12 @@ def open_backend(
             f"device {device} is {chosen.name} ({chosen.description})", expected=expect_device
         )
     opened = Backend(library, chosen, precision, module)
-    if threads is not None and backend == "cpu":
-        try:
+    try:
+        if backend == "cpu":
+            opened.accelerate()
+        if threads is not None and backend == "cpu":
             opened.set_threads(threads)
-        except BackendError:
-            opened.close()
-            raise
+    except BackendError:
+        opened.close()
+        raise
     return opened

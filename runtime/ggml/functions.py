@@ -88,6 +88,7 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_is_contiguous": (_B, (_P,)),
     "ggml_new_graph_custom": (_P, (_P, _Z, _B)),
     "ggml_build_forward_expand": (_U, (_P, _P)),
+    "ggml_graph_add_node": (_U, (_P, _P)),
     "ggml_graph_n_nodes": (_I, (_P,)),
     "ggml_graph_node": (_P, (_P, _I)),
     # operations
@@ -128,6 +129,7 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_backend_load": (_P, (_S,)),
     "ggml_backend_reg_by_name": (_P, (_S,)),
     "ggml_backend_reg_name": (_S, (_P,)),
+    "ggml_backend_reg_dev_get": (_P, (_P, _Z)),
     "ggml_backend_reg_get_proc_address": (_P, (_P, _S)),
     "ggml_backend_dev_count": (_Z, ()),
     "ggml_backend_dev_get": (_P, (_Z,)),

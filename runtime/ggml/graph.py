@@ -28,11 +28,21 @@ class Node:
 
     Attributes:
         buffer: name of the backend buffer that holds the result, such as `CPU` or `Vulkan0`.
+        backend: name of what computes it: the device's, or `BLAS`.
     """
 
     name: str
     operation: str
     buffer: str
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive operations of a graph that one backend computes."""
+
+    backend: int
+    graph: int
 
 
 class Arena:
@@ -131,7 +141,8 @@ class Graph:
         self.name = name
         self.address = address
         self._arena = arena
-        self._context = context
+        self._contexts = [context]
+        self._segments = [Segment(arena.backend.address, address)]
         self._inputs = inputs
         self._outputs = outputs
 
@@ -157,43 +168,81 @@ class Graph:
                     0,
                     array.nbytes,
                 )
-        status = library.call(
-            "ggml_backend_graph_compute", self._arena.backend.address, self.address
-        )
-        if status != 0:
-            raise BackendError(
-                f"the device ended {self.name} with status {status}",
-                where=self._arena.backend.device.name,
-            )
+        for segment in self._segments:
+            status = library.call("ggml_backend_graph_compute", segment.backend, segment.graph)
+            if status != 0:
+                raise BackendError(
+                    f"the device ended {self.name} with status {status}",
+                    where=self._arena.backend.device.name,
+                )
         return {name: self._read(tensor) for name, tensor in self._outputs.items()}
+
+    def accelerate(self) -> None:
+        """Hands the products that the backend's accelerator takes to it."""
+        backend = self._arena.backend
+        library, accelerator = backend.library, backend.accelerator
+        if accelerator is None:
+            return
+        runs: list[tuple[int, list[int]]] = []
+        for node in self._addresses():
+            taken = library.text("ggml_op_desc", node) == "MUL_MAT" and library.call(
+                "ggml_backend_dev_supports_op", accelerator.device, node
+            )
+            address = accelerator.address if taken else backend.address
+            if not runs or runs[-1][0] != address:
+                runs.append((address, []))
+            runs[-1][1].append(node)
+        overheads = [library.call("ggml_graph_overhead_custom", len(run), False) for _, run in runs]
+        context = new_context(backend, 0, sum(overheads))
+        self._contexts.append(context)
+        segments: list[Segment] = []
+        for address, run in runs:
+            graph = library.pointer("ggml_new_graph_custom", context, len(run), False)
+            for node in run:
+                library.call("ggml_graph_add_node", graph, node)
+            segments.append(Segment(address, graph))
+        self._segments = segments
 
     def nodes(self) -> tuple[Node, ...]:
         """Every operation in execution order, after the graph ran."""
-        library = self._arena.backend.library
+        backend = self._arena.backend
         found: list[Node] = []
-        for index in range(library.call("ggml_graph_n_nodes", self.address)):
-            address = library.pointer("ggml_graph_node", self.address, index)
-            struct = TensorStruct.from_address(address)
-            buffer = struct.buffer
-            found.append(
-                Node(
-                    bytes(struct.name).decode(),
-                    library.text("ggml_op_desc", address),
-                    library.text("ggml_backend_buffer_name", buffer) if buffer else "",
-                )
-            )
+        for segment in self._segments:
+            accelerator = backend.accelerator
+            if accelerator is not None and segment.backend == accelerator.address:
+                name = accelerator.name
+            else:
+                name = backend.device.name
+            found += [self._node(address, name) for address in self._addresses(segment.graph)]
         return tuple(found)
+
+    def _node(self, address: int, backend: str) -> Node:
+        library = self._arena.backend.library
+        struct = TensorStruct.from_address(address)
+        buffer = struct.buffer
+        return Node(
+            bytes(struct.name).decode(),
+            library.text("ggml_op_desc", address),
+            library.text("ggml_backend_buffer_name", buffer) if buffer else "",
+            backend,
+        )
+
+    def _addresses(self, graph: int | None = None) -> list[int]:
+        library = self._arena.backend.library
+        address = graph or self.address
+        count = library.call("ggml_graph_n_nodes", address)
+        return [library.pointer("ggml_graph_node", address, index) for index in range(count)]
 
     def forget_places(self) -> None:
         """Makes the graph's own tensors unplaced again, so that an arena can place them."""
         library = self._arena.backend.library
-        address = library.call("ggml_get_first_tensor", self._context)
+        address = library.call("ggml_get_first_tensor", self._contexts[0])
         while address:
             struct = TensorStruct.from_address(address)
             struct.data = None
             struct.buffer = None
             struct.extra = None
-            address = library.call("ggml_get_next_tensor", self._context, address)
+            address = library.call("ggml_get_next_tensor", self._contexts[0], address)
 
     def _check(self, inputs: Mapping[str, FloatArray]) -> None:
         if inputs.keys() != self._inputs.keys():
@@ -217,9 +266,9 @@ class Graph:
 
     def close(self) -> None:
         """Frees the graph."""
-        if self._context:
-            self._arena.backend.library.call("ggml_free", self._context)
-            self._context = 0
+        for context in self._contexts:
+            self._arena.backend.library.call("ggml_free", context)
+        self._contexts.clear()
 
 
 def struct_of(tensor: Tensor) -> TensorStruct:
@@ -309,6 +358,7 @@ class GraphBuilder:
                     where=f"{device.name} ({device.description})",
                     action="Choose another device, or --backend cpu.",
                 )
+        graph.accelerate()
         return graph
 
     # operations

@@ -21,6 +21,7 @@ GGML_VERSION = "0.15.3"
 DIRECTORY_VARIABLE = "SAM3D_GGML_LIBRARY_DIR"
 CORE_LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")
 VULKAN_MODULE = "libggml-vulkan.so"
+BLAS_MODULE = "libggml-blas.so"
 
 Precision = Literal["strict-f32", "fast"]
 
@@ -136,6 +137,30 @@ def load_vulkan_module(library: Library, precision: Precision) -> LibraryFile:
             where=str(path),
             expected="a Vulkan loader (libvulkan.so.1) and a module built for this libggml",
             action="Run `just setup-vulkan` again.",
+        )
+    return file
+
+
+def load_blas_module(library: Library) -> LibraryFile | None:
+    """Registers the BLAS backend, which `just setup-blas` builds; None where it did not run.
+
+    Raises:
+        BackendError: others can write to the module, or it does not load.
+    """
+    path = library.directory / BLAS_MODULE
+    if not path.exists():
+        return None
+    _check_trusted(path)
+    file = LibraryFile(path, _sha256(path))
+    loaded = library.call("ggml_backend_reg_by_name", b"BLAS") or library.call(
+        "ggml_backend_load", os.fsencode(path)
+    )
+    if not loaded:
+        raise BackendError(
+            "the BLAS backend does not load",
+            where=str(path),
+            expected="OpenBLAS, and a module built for this libggml",
+            action="Run `just setup-blas` again, or remove the file.",
         )
     return file
 

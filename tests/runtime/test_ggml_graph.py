@@ -174,7 +174,7 @@ def test_taps_are_results_only_of_a_tapped_graph(arena: Arena) -> None:
             np.testing.assert_array_equal(results["stage"], np.maximum(x, 0))
         assert [node.name for node in graph.nodes()] == ["stage", "block.scale.3"]
         assert [node.operation for node in graph.nodes()] == ["RELU", "SCALE"]
-        assert {node.buffer for node in graph.nodes()} == {"CPU"}
+        assert {(node.buffer, node.backend) for node in graph.nodes()} == {("CPU", "CPU")}
 
 
 @pytest.mark.parametrize(

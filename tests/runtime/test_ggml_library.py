@@ -16,6 +16,7 @@ import pytest
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, DeviceProperties, InitParams, TensorStruct
 from sam3d_gguf.runtime.ggml.library import (
+    BLAS_MODULE,
     CORE_LIBRARIES,
     DIRECTORY_VARIABLE,
     GGML_VERSION,
@@ -147,3 +148,47 @@ def test_a_second_libggml_in_one_process_is_refused(tmp_path: Path) -> None:
     load_library()
     with pytest.raises(BackendError, match="another libggml is loaded"):
         load_library(copy_of(load_library(), tmp_path))
+
+
+BLAS = """
+import numpy as np
+from sam3d_gguf.runtime.ggml.backend import open_backend
+from sam3d_gguf.runtime.ggml.graph import Arena, GraphBuilder
+from sam3d_gguf.runtime.ggml.library import load_library
+with open_backend(load_library(), "cpu", threads=2) as backend:
+    arena = Arena(backend)
+    builder = GraphBuilder(arena, "products")
+    x, w = builder.input("x", (40, 64)), builder.input("w", (48, 64))
+    builder.output("y", builder.relu(builder.matmul(builder.scale(x, 2), w)))
+    graph = builder.build()
+    a = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    b = np.random.default_rng(1).standard_normal((48, 64)).astype(np.float32)
+    for _ in range(2):
+        y = graph.run({"x": a, "w": b})["y"]
+        np.testing.assert_allclose(y, np.maximum(2 * a @ b.T, 0), rtol=1e-5, atol=1e-5)
+    print(*(node.backend for node in graph.nodes()), *(f.path.name for f in backend.files[3:]))
+    graph.close()
+    arena.close()
+"""
+
+
+@pytest.mark.skipif(
+    not (load_library().directory / BLAS_MODULE).exists(), reason="just setup-blas did not run"
+)
+def test_blas_takes_the_large_products() -> None:
+    run = run_python(BLAS)
+    assert run.stdout.split() == ["CPU", "BLAS", "CPU", BLAS_MODULE], run.stderr
+
+
+def test_without_the_module_the_cpu_does_it_all(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    run = run_python(BLAS, **{DIRECTORY_VARIABLE: str(folder)})
+    assert run.stdout.split() == ["CPU", "CPU", "CPU"], run.stderr
+
+
+def test_a_blas_module_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    (folder / BLAS_MODULE).write_bytes(b"not a library")
+    run = run_python(BLAS, **{DIRECTORY_VARIABLE: str(folder)})
+    assert "the BLAS backend does not load" in run.stderr
+    assert "just setup-blas" in run.stderr

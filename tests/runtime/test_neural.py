@@ -43,19 +43,19 @@ def test_every_stage_on_the_cpu(threads: int) -> None:
         found, nodes = capture(backend)
     assert failures(found) == []
     assert {node.buffer for node in nodes} == {"CPU", "CPU_Mapped"}
+    assert {node.backend for node in nodes} <= {"CPU", "BLAS"}
     assert all(node.name for node in nodes)
 
 
-def test_threads_and_repetition_change_no_bit() -> None:
+def test_repetition_changes_no_bit() -> None:
     captures: list[Arrays] = []
-    for threads in (1, 2, 2):
-        with open_backend(load_library(), "cpu", threads=threads) as backend:
+    for _ in range(2):
+        with open_backend(load_library(), "cpu", threads=2) as backend:
             captures.append(capture(backend)[0])
-    first, *others = captures
-    for other in others:
-        assert {name: array.tobytes() for name, array in other.items()} == {
-            name: array.tobytes() for name, array in first.items()
-        }
+    first, second = captures
+    assert {name: array.tobytes() for name, array in first.items()} == {
+        name: array.tobytes() for name, array in second.items()
+    }
 
 
 @pytest.mark.skipif(

@@ -1,7 +1,7 @@
 // VK_EXT_layer_settings for Vulkan headers older than 1.3.272 (Debian 12 ships 1.3.239), which
 // lack the three types that ggml-vulkan.cpp names. Layout and values are those of the Vulkan
 // specification. Included before every C++ file of the build; empty where the headers have them.
-#ifdef __cplusplus
+#if defined(__cplusplus) && __has_include(<vulkan/vulkan_core.h>)
 #include <vulkan/vulkan_core.h>
 
 #ifndef VK_EXT_layer_settings
