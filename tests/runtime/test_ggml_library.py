@@ -105,6 +105,23 @@ print(load_library().directory)
 """
 
 
+def test_a_slow_build_says_so(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    code = """
+import ctypes
+real = ctypes.CDLL.__getattr__
+def getattr_(self, name):
+    return (lambda: 0) if name == "ggml_cpu_has_llamafile" else real(self, name)
+ctypes.CDLL.__getattr__ = getattr_
+from sam3d_gguf.runtime.ggml.library import load_library
+print(load_library().llamafile)
+"""
+    run = run_python(code, **{DIRECTORY_VARIABLE: str(folder)})
+    assert run.stdout.strip() == "False"
+    assert "built without GGML_LLAMAFILE" in run.stderr
+    assert "GGML_LLAMAFILE" not in run_python(LOAD, **{DIRECTORY_VARIABLE: str(folder)}).stderr
+
+
 def test_the_environment_can_name_another_folder(tmp_path: Path) -> None:
     folder = copy_of(load_library(), tmp_path)
     run = run_python(LOAD, **{DIRECTORY_VARIABLE: str(folder)})
