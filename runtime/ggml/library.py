@@ -236,7 +236,12 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _check_trusted(path: Path) -> None:
-    """Refuses a library that another user could have replaced."""
+    """Refuses a library that another user could have replaced.
+
+    Not for the package's own folder, whose Python code runs in this process anyway.
+    """
+    if path.parent == _package_directory().resolve():
+        return
     for each in (path.parent, path):
         status = each.stat()
         others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
