@@ -240,7 +240,8 @@ def _check_trusted(path: Path) -> None:
 
     Not for the package's own folder, whose Python code runs in this process anyway.
     """
-    if path.parent == _package_directory().resolve():
+    spec = importlib.util.find_spec("ggml")
+    if spec and spec.origin and path.parent == (Path(spec.origin).parent / "lib").resolve():
         return
     for each in (path.parent, path):
         status = each.stat()
