@@ -59,8 +59,6 @@ def product(source: Inputs, out: Path, layout: str, mhr: bool = False) -> Comman
         layout,
         "--out",
         target,
-        "--manifest",
-        out / "manifest.json",
         "--keep-safetensors",
         out / "safetensors",
         "--allow-unpinned",

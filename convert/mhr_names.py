@@ -17,7 +17,7 @@ PARENTS = "character_torch.skeleton.joint_parents"
 JOINT_NAMES = "character_torch.skeleton.joint_names"
 PARAMETER_NAMES = "character_torch.parameter_transform.parameter_names"
 PREFIX_SIZES = "character_torch.skeleton._pmi_buffer_sizes"
-_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
+_NAME = re.compile(r"[!-+\--~]{1,128}")  # printable ASCII without space and comma
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _checked(value: Json, count: int, what: str) -> tuple[str, ...]:
     if len(names) != count or not isinstance(value, list) or len(value) != count or not good:
         raise ContractError(
             f"the attribute {what} does not name {count} things",
-            expected=f"{count} different names of letters, digits and _ . : -",
+            expected=f"{count} different names of printable ASCII without spaces and commas",
         )
     return tuple(names)
 

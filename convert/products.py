@@ -22,8 +22,9 @@ from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet
 from sam3d_gguf.extractors.safetensors_format import SafetensorsFile, read_header
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.schemas.documents import encode_document
 from sam3d_gguf.schemas.errors import InputError
-from sam3d_gguf.schemas.strict_json import dumps, load_file
+from sam3d_gguf.schemas.strict_json import load_file
 
 # A block stays untouched while GgufWriter holds it (4 blocks) and two more are being made.
 _BLOCKS_ALIVE = 6
@@ -56,7 +57,7 @@ class Products:
         for product in self.extraction.products:
             publications.adopt(self.files[product.file], folder / product.file, product.sha256)
         report = publications.create(folder / REPORT)
-        report.write(dumps(self.extraction.to_document()))
+        report.write(encode_document(self.extraction.to_document(), "extraction"))
         report.seal()
 
 
@@ -175,7 +176,17 @@ def _headers(
     stated: Extraction, files: Mapping[str, OpenedFile], where: str
 ) -> dict[str, SafetensorsFile]:
     """The headers, which must be exactly those that the report's tensors give."""
+    listed_files = [product.file for product in stated.products]
+    if sorted(listed_files) != sorted(files):
+        raise InputError(
+            f"the report is of the files {', '.join(listed_files)}",
+            where=where,
+            expected=", ".join(files),
+        )
     headers = {name: read_header(file.source) for name, file in files.items()}
+    for product in stated.products:
+        if product.tensors != len(headers[product.file].entries):
+            raise InputError(f"the report miscounts the tensors of {product.file}", where=where)
     found = {
         (name, entry.name, entry.dtype, entry.shape)
         for name, header in headers.items()

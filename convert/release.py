@@ -33,7 +33,7 @@ from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.mhr_names import MhrNames, read_names
 from sam3d_gguf.convert.plan import PlannedFile
 from sam3d_gguf.convert.products import Products, products_from_folder, products_from_source
-from sam3d_gguf.convert.request import CONFIG_ROLE, MHR_NAME, Request, read_config
+from sam3d_gguf.convert.request import CONFIG_ROLE, KEPT_MHR, MHR_NAME, Request, read_config
 from sam3d_gguf.convert.stream import WrittenFile, write_gguf
 from sam3d_gguf.extractors.extraction import (
     ROLES,
@@ -43,12 +43,13 @@ from sam3d_gguf.extractors.extraction import (
     SourceIdentity,
 )
 from sam3d_gguf.extractors.litter import scratch_folder
+from sam3d_gguf.extractors.new_folder import NewFolder, new_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.target_folder import output_error
+from sam3d_gguf.schemas.documents import encode_document
 from sam3d_gguf.schemas.errors import ContractError, InputError
-from sam3d_gguf.schemas.strict_json import dumps
 
 
 def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
@@ -60,7 +61,7 @@ def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
         SandboxError: the sandbox is missing, or ended its reader.
         OutputError: an output exists, or can't be written.
     """
-    with _run(request, progress) as run:
+    with _run("body", request, progress) as run:
         config, identity = read_config(request)
         mhr = None if request.mhr is None else run.open_mhr(request.mhr)
         products = run.open("body", request.checkpoint, request.extraction)
@@ -81,7 +82,7 @@ def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
 
 def convert_mhr(request: Request, progress: Progress = QUIET) -> Manifest:
     """Convert MHR alone; see `convert_body` for the errors."""
-    with _run(request, progress) as run:
+    with _run("mhr", request, progress) as run:
         mhr = _bind_mhr(run.open("mhr", request.checkpoint, request.extraction))
         run.write(_mhr_single(mhr, request.out.name, run), mhr.products)
         return run.publish("mhr", None, mhr)
@@ -104,9 +105,9 @@ def extract_to_folder(
         OutputError: the folder exists, or can't be written.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_new_folder(folder))
+        target = stack.enter_context(new_folder(folder))
         publications = stack.enter_context(PublicationSet())
-        scratch = stack.enter_context(scratch_folder(folder))
+        scratch = stack.enter_context(scratch_folder(folder.absolute().parent))
         products = stack.enter_context(
             products_from_source(
                 model,
@@ -118,8 +119,9 @@ def extract_to_folder(
                 progress=progress,
             )
         )
-        products.publish(publications, folder)
+        products.publish(publications, target.unfinished)
         publications.commit()
+        target.appear()
         return products.extraction
 
 
@@ -203,22 +205,18 @@ def _write_components(run: _Run, body: _Body, mhr: _Mhr | None) -> None:
 
 
 @contextlib.contextmanager
-def _run(request: Request, progress: Progress) -> Generator[_Run]:
+def _run(model: Model, request: Request, progress: Progress) -> Generator[_Run]:
     """Prepare the folders and check that no output exists, before anything costs time."""
-    request.effective_precision()
-    request.require_one_folder()
+    request.check()
     with contextlib.ExitStack() as stack:
+        target = None
         if request.layout == "components":
-            stack.enter_context(_new_folder(request.out))
+            target = stack.enter_context(new_folder(request.out))
         publications = stack.enter_context(PublicationSet())
-        destinations = [request.manifest_path]
-        if request.layout == "single":
-            destinations.append(request.out)
-            if request.mhr is not None:
-                destinations.append(request.folder / MHR_NAME)
-        for path in destinations:
+        outputs = [] if target else request.outputs()
+        for path in (*outputs, *request.kept_files(model)):
             publications.require_absent(path)
-        yield _Run(request, progress, publications, stack)
+        yield _Run(request, progress, publications, stack, target)
 
 
 class _Run:
@@ -230,18 +228,21 @@ class _Run:
         progress: Progress,
         publications: PublicationSet,
         stack: contextlib.ExitStack,
+        target: NewFolder | None,
     ) -> None:
         self.request = request
         self._progress = progress
         self._publications = publications
         self._stack = stack
+        self._target = target
+        self._folder = request.folder if target is None else target.unfinished
         self._written: list[tuple[WrittenFile, list[CompanionDigests]]] = []
 
     def open(self, model: Model, source: Path | None, folder: Path | None) -> Products:
         """The safetensors of a model, from an earlier extraction or from a legacy file."""
         request = self.request
         kept = None if folder is not None else self._kept_folder(model)
-        scratch = self._scratch(kept or request.folder)
+        scratch = self._scratch(kept or request.out.absolute().parent)
         if folder is not None:
             return self._stack.enter_context(
                 products_from_folder(
@@ -287,7 +288,7 @@ class _Run:
         companions: list[CompanionDigests] | None = None,
     ) -> WrittenFile:
         """Write a file and read it back; it appears with all the others."""
-        destination = self.request.folder / planned.name
+        destination = self._folder / planned.name
         written = write_gguf(planned, products, self._publications, destination, self._progress)
         self._written.append((written, companions or []))
         return written
@@ -295,10 +296,13 @@ class _Run:
     def publish(self, model: Model, body: _Body | None, mhr: _Mhr | None) -> Manifest:
         """Write the manifest, then make everything appear."""
         manifest = self._manifest(model, body, mhr)
-        publication = self._publications.create(self.request.manifest_path)
-        publication.write(dumps(manifest.to_document()))
+        path = self._folder / self.request.manifest_path.name
+        publication = self._publications.create(path)
+        publication.write(encode_document(manifest.to_document(), "manifest"))
         publication.seal()
         self._publications.commit()
+        if self._target is not None:
+            self._target.appear()
         return manifest
 
     def _manifest(self, model: Model, body: _Body | None, mhr: _Mhr | None) -> Manifest:
@@ -345,7 +349,7 @@ class _Run:
             return None
         self._stack.enter_context(_folder_if_absent(folder))
         if model == "mhr" and self.request.mhr is not None:
-            folder = folder / "mhr"
+            folder = folder / KEPT_MHR
             self._stack.enter_context(_folder_if_absent(folder))
         return folder
 
@@ -365,8 +369,11 @@ def _left_out(part: _Body | _Mhr) -> Iterator[ManifestLeftOut]:
 
 
 @contextlib.contextmanager
-def _new_folder(path: Path) -> Generator[None]:
-    """Make a folder that must not exist yet, and remove it again unless something appears in it."""
+def _folder_if_absent(path: Path) -> Generator[None]:
+    """Make a folder unless it exists, and remove it again if nothing has appeared in it."""
+    if path.is_dir():
+        yield
+        return
     try:
         path.mkdir()
     except OSError as error:
@@ -376,12 +383,3 @@ def _new_folder(path: Path) -> Generator[None]:
     finally:
         with contextlib.suppress(OSError):
             path.rmdir()
-
-
-@contextlib.contextmanager
-def _folder_if_absent(path: Path) -> Generator[None]:
-    if path.is_dir():
-        yield
-        return
-    with _new_folder(path):
-        yield

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sam3d_gguf.convert.binding import Precision
 from sam3d_gguf.convert.config import MAX_BYTES, BodyConfig, load_body_config
 from sam3d_gguf.convert.manifest import Layout
-from sam3d_gguf.extractors.extraction import SourceIdentity
+from sam3d_gguf.extractors.extraction import REPORT, Model, SourceIdentity, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
+from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import InputError
@@ -19,6 +21,8 @@ CONFIG_ROLE = "body.config"
 CONFIG_NAME = "model_config.yaml"
 MANIFEST_NAME = "manifest.json"
 MHR_NAME = "mhr.gguf"
+KEPT_MHR = "mhr"
+_NAME = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,53 @@ class Request:
             )
         return "f32"
 
-    def require_one_folder(self) -> None:
-        """Raises InputError where the manifest would lie elsewhere than the files it names."""
+    def outputs(self) -> tuple[Path, ...]:
+        """The manifest, and the files of layout "single"."""
+        if self.layout == "components":
+            return (self.manifest_path,)
+        mhr = () if self.mhr is None else (self.folder / MHR_NAME,)
+        return (self.manifest_path, self.out, *mhr)
+
+    def kept_files(self, model: Model) -> tuple[Path, ...]:
+        """The safetensors and reports that will lie in folders which exist already.
+
+        Args:
+            model: what is converted.
+        """
+        files: list[Path] = []
+        if self.keep_safetensors is not None and self.extraction is None:
+            files += (self.keep_safetensors / n for n in (*product_files(model), REPORT))
+        if self.keep_safetensors is not None and self.mhr is not None and not self.mhr.is_dir():
+            kept = self.keep_safetensors / KEPT_MHR
+            files += (kept / n for n in (*product_files("mhr"), REPORT))
+        return tuple(path for path in files if path.parent.is_dir())
+
+    def check(self) -> None:
+        """Refuses what could not be converted, or not be verified afterwards.
+
+        Raises:
+            InputError: components at source precision; a manifest elsewhere than the files that it
+                names; an output's name that a manifest doesn't take, or that another one has.
+        """
+        self.effective_precision()
         if self.manifest is not None and self.manifest.parent.resolve() != self.folder.resolve():
             raise InputError(
                 "a manifest names files beside it, and would lie in another folder",
                 where=str(self.manifest),
                 expected=f"a path in {self.folder}",
             )
+        outputs = self.outputs()
+        for path in outputs:
+            if _NAME.fullmatch(path.name) is None:
+                raise InputError(
+                    "the name has characters that not every system takes",
+                    where=str(path),
+                    expected="letters, digits, spaces and _ . + -",
+                )
+        names = [path.name for path in outputs]
+        for path in outputs:
+            if names.count(path.name) > 1:
+                raise InputError("two outputs have this path", where=str(path))
 
 
 def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
@@ -115,7 +158,9 @@ def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
             expected=" or ".join(pin.sha256 for pin in known),
             action="Fetch the official file again, or accept this one with --allow-unpinned",
         )
-    identity = SourceIdentity(path.name, len(data), sha256, "pinned" if pinned else "unpinned")
+    identity = SourceIdentity(
+        display_name(path), len(data), sha256, "pinned" if pinned else "unpinned"
+    )
     return load_body_config(data, where=str(path)), identity
 
 

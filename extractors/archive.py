@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.object_tree import Content, Json, ObjectTree, Sparse
 from sam3d_gguf.extractors.pickle_machine import Pickle
+from sam3d_gguf.extractors.printable import printable
 from sam3d_gguf.extractors.survey import Excluded, Inert, Survey
 from sam3d_gguf.extractors.tensor_ref import TensorRef
 from sam3d_gguf.extractors.zip_directory import ZipMember
@@ -81,7 +82,9 @@ def build_archive(
         content=tuple(tree.content),
         excluded=(*tree.excluded, *survey.excluded),
         inert=tuple(survey.inert.values()),
-        globals=tuple(dict.fromkeys(str(name) for one in pickles for name in one.globals)),
+        globals=tuple(
+            dict.fromkeys(printable(str(name)) for one in pickles for name in one.globals)
+        ),
         code=code or {},
         ignored=ignored,
         members=members or {},

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sam3d_gguf.extractors.pickle_machine import Dict, Global, Object, Persistent, Set, Value
+from sam3d_gguf.extractors.printable import printable, quoted
 from sam3d_gguf.extractors.torch_objects import is_storage, is_tensor
-
-_CHARACTERS = 60
 
 
 def summary(value: Value) -> tuple[str, str]:
@@ -32,16 +31,10 @@ def summary(value: Value) -> tuple[str, str]:
 def label(value: Value) -> str:
     """Return a key or scalar as Python writes it, cut to a line's length and ASCII."""
     if isinstance(value, str | bytes):
-        short = value[:_CHARACTERS]
-        return ascii(short) + ("..." if len(value) > len(short) else "")
+        return quoted(value)
     if isinstance(value, bool | int | float | None):
         return printable(repr(value))
     return describe(value)
-
-
-def printable(text: str) -> str:
-    """Return text without quotes, cut to a line's length and ASCII."""
-    return ascii(text[:_CHARACTERS])[1:-1] + ("..." if len(text) > _CHARACTERS else "")
 
 
 def describe(value: Value) -> str:

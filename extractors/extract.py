@@ -27,6 +27,7 @@ from sam3d_gguf.extractors.extraction import (
     Model,
     Origin,
     SourceIdentity,
+    display_name,
     known_products,
 )
 from sam3d_gguf.extractors.files import OpenedFile, open_source
@@ -203,7 +204,8 @@ def _read(
 ) -> tuple[SourceIdentity, WorkerReport, WorkerResult]:
     """Hash the source, while the sandboxed reader is at work on it."""
     kinds = CHECKPOINTS if model is None else _KINDS[model]
-    require_kind(sniff(source.source), kinds, source.source.name)
+    kind = sniff(source.source)
+    require_kind(kind, kinds, source.source.name)
     job = WorkerJob(
         source_fd=source.fd,
         source_path=source.path,
@@ -217,11 +219,11 @@ def _read(
         result = run_worker(job, sandbox or SandboxChoice())
         sha256 = before.result().sha256
     origin = _origin(model, source, sha256)
-    identity = SourceIdentity(source.path.name, source.size, sha256, origin)
-    return identity, _report(source, folder, result), result
+    identity = SourceIdentity(display_name(source.path), source.size, sha256, origin)
+    return identity, _report(source, kind, folder, result), result
 
 
-def _report(source: OpenedFile, folder: Path, result: WorkerResult) -> WorkerReport:
+def _report(source: OpenedFile, kind: FileKind, folder: Path, result: WorkerResult) -> WorkerReport:
     name = source.source.name
     if result.exit_status == REFUSED and result.ended_by is None:
         fault: Any = load_file(folder / ERROR, schema="worker-error")
@@ -234,7 +236,7 @@ def _report(source: OpenedFile, folder: Path, result: WorkerResult) -> WorkerRep
         tail = result.stderr.strip().splitlines()[-1:] or ["it says nothing"]
         raise SandboxError(f"the sandboxed reader failed: {tail[0][:500]}", where=name)
     document = load_file(folder / REPORT, schema="worker", max_bytes=MAX_BYTES)
-    return decode(document, source.source)
+    return decode(document, source.source, kind)
 
 
 def _check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from sam3d_gguf import __version__
@@ -170,6 +171,11 @@ class Extraction:
             attributes=document["attributes"],
             inert=tuple((e["path"], e["global"], e["count"]) for e in document["inert"]),
         )
+
+
+def display_name(path: Path) -> str:
+    """A file's base name for reports, with what is not printable replaced."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in path.name)
 
 
 def known_products() -> dict[str, tuple[int, str]]:

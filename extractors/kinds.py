@@ -9,6 +9,7 @@ from sam3d_gguf.schemas.errors import InputError
 
 _EXPORT = "Save the model's state_dict() with torch.save and give that file"
 _FETCH = "Fetch the file again and compare its size and SHA-256 with the source's"
+_SCRIPT = "Give the exported TorchScript archive, not a checkpoint"
 _UNPACK = "Unpack it and give the checkpoint that it holds"
 
 
@@ -20,9 +21,9 @@ class FileKind(Enum):
         action: what to do when it was given as a checkpoint, but can't be one.
     """
 
-    TORCH_ZIP = ("a torch.save checkpoint (zip form)", _EXPORT)
+    TORCH_ZIP = ("a torch.save checkpoint (zip form)", _SCRIPT)
     TORCHSCRIPT = ("a TorchScript archive", "Give the training checkpoint, not the exported model")
-    TORCH_LEGACY = ("a torch.save checkpoint (form before torch 1.6)", _EXPORT)
+    TORCH_LEGACY = ("a torch.save checkpoint (form before torch 1.6)", _SCRIPT)
     TORCH_TAR = (
         "a torch.save checkpoint (tar form of the first torch versions)",
         "Load it with a PyTorch that still can, and save its state_dict() with torch.save",

@@ -17,6 +17,7 @@ class Limits:
         opcodes: opcodes of one pickle, which also bounds the objects that it can make.
         stack: values on the pickle machine's stack.
         memo: entries of the pickle machine's memo.
+        globals: different globals that one pickle names.
         text_bytes: encoded size of one string, global name or line.
         integer_bytes: size of one integer.
         nesting: depth of the object tree that is walked.
@@ -35,6 +36,7 @@ class Limits:
     opcodes: int = 1_000_000
     stack: int = 500_000
     memo: int = 500_000
+    globals: int = 16_384
     text_bytes: int = 1 << 20
     integer_bytes: int = 128
     nesting: int = 200

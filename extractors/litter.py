@@ -22,6 +22,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sam3d_gguf.extractors.sandbox.handover import UNPRIVILEGED
 from sam3d_gguf.schemas.errors import InputError
 from sam3d_gguf.schemas.strict_json import (
     JsonInput,
@@ -141,11 +142,11 @@ def create_locked(folder_fd: int, name: str, kind: str) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def scratch_folder(parent: str | os.PathLike[str]) -> Generator[Path]:
+def scratch_folder(parent: str | os.PathLike[str], name: str = "scratch") -> Generator[Path]:
     """Makes a private folder inside `parent` that is removed at the end of the `with` block.
 
     It lies on the file system of `parent`, so what is made in it can be published there. If this
-    run is killed, the next one removes it.
+    run is killed, the next one removes it. `name` is a part of its name.
 
     Raises:
         OSError: it can't be created there.
@@ -153,24 +154,24 @@ def scratch_folder(parent: str | os.PathLike[str]) -> Generator[Path]:
     folder_fd = os.open(parent, _OPEN_FOLDER)
     try:
         sweep(folder_fd)
-        name, fd = _make_locked_folder(folder_fd)
+        unfinished, fd = _make_locked_folder(folder_fd, name)
         try:
-            yield Path(parent).absolute() / name
+            yield Path(parent).absolute() / unfinished
         finally:
-            shutil.rmtree(name, ignore_errors=True, dir_fd=folder_fd)
+            shutil.rmtree(unfinished, ignore_errors=True, dir_fd=folder_fd)
             os.close(fd)
     finally:
         os.close(folder_fd)
 
 
-def _make_locked_folder(folder_fd: int) -> tuple[str, int]:
+def _make_locked_folder(folder_fd: int, name: str) -> tuple[str, int]:
     while True:
-        name = unfinished_name("scratch", "part")
-        os.mkdir(name, 0o700, dir_fd=folder_fd)
+        unfinished = unfinished_name(name, "part")
+        os.mkdir(unfinished, 0o700, dir_fd=folder_fd)
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=folder_fd)
-            if _lock(fd) and _is_named(folder_fd, name, fd):
-                return name, fd
+            fd = os.open(unfinished, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=folder_fd)
+            if _lock(fd) and _is_named(folder_fd, unfinished, fd):
+                return unfinished, fd
             os.close(fd)
 
 
@@ -193,8 +194,7 @@ def _remove_if_abandoned(folder_fd: int, name: str, *, follow: bool) -> None:
     fd = os.open(name, _OPEN, dir_fd=folder_fd)
     try:
         status = os.fstat(fd)
-        ours = status.st_uid == os.geteuid()
-        if not (ours and _lock(fd) and _is_named(folder_fd, name, fd)):
+        if not (_is_ours(status) and _lock(fd) and _is_named(folder_fd, name, fd)):
             return
         if stat.S_ISDIR(status.st_mode):
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder_fd)
@@ -204,6 +204,12 @@ def _remove_if_abandoned(folder_fd: int, name: str, *, follow: bool) -> None:
             os.unlink(name, dir_fd=folder_fd)
     finally:
         os.close(fd)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether a run of this user made it; root's runs lend their folders to an unprivileged user."""
+    user = os.geteuid()
+    return status.st_uid == user or (user == 0 and status.st_uid == UNPRIVILEGED)
 
 
 def _undo(folder_fd: int, journal_fd: int, *, follow: bool) -> None:
@@ -225,6 +231,13 @@ def _undo(folder_fd: int, journal_fd: int, *, follow: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
             if entry.matches(os.stat(entry.name, dir_fd=folder_fd, follow_symlinks=False)):
                 os.unlink(entry.name, dir_fd=folder_fd)
+
+
+def current_umask() -> int:
+    """Returns the umask, which os.umask can't read without setting it for every thread."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+    return int(found[1], 8) if found else 0o077
 
 
 def _lock(fd: int) -> bool:

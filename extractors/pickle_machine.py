@@ -336,6 +336,8 @@ class _Machine:
             raise _Malformed("names a global by something that is not text")
         found = Global(module, name)
         self.globals[found] = None
+        if len(self.globals) > self.limits.globals:
+            raise _Malformed(f"names more than {self.limits.globals} globals")
         self.push(found)
 
     def push_persistent(self, key: Value) -> None:

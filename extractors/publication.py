@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,13 @@ from typing import Self
 from sam3d_gguf.extractors.byte_source import ByteSource
 from sam3d_gguf.extractors.files import OpenedFile
 from sam3d_gguf.extractors.hashing import Progress, Readable, Region, hash_file
-from sam3d_gguf.extractors.litter import Journal, JournalEntry, create_locked, sweep
+from sam3d_gguf.extractors.litter import (
+    Journal,
+    JournalEntry,
+    create_locked,
+    current_umask,
+    sweep,
+)
 from sam3d_gguf.extractors.target_folder import TargetFolder, output_error
 from sam3d_gguf.schemas.errors import InputError, OutputError
 
@@ -311,7 +316,7 @@ class PublicationSet:
         self._publications.append(publication)
         try:
             os.fchown(fd, os.geteuid(), os.getegid())
-            os.fchmod(fd, 0o666 & ~_umask())
+            os.fchmod(fd, 0o666 & ~current_umask())
             os.fsync(fd)
         except OSError as error:
             raise output_error(error, destination) from error
@@ -431,10 +436,3 @@ class _Journals:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
             os.close(fd)
-
-
-def _umask() -> int:
-    # os.umask can't be read without setting it, for every thread of the process.
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
-    return int(found[1], 8) if found else 0o077

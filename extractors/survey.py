@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from sam3d_gguf.extractors.describe import function_name, label, printable
+from sam3d_gguf.extractors.describe import function_name, label
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.pickle_machine import Dict, Object, Persistent, Set, Value
+from sam3d_gguf.extractors.printable import printable
 from sam3d_gguf.extractors.torch_objects import is_known, is_module, is_tensor
 from sam3d_gguf.schemas.errors import InputError
 

@@ -22,6 +22,7 @@ _REASONS = {
     errno.ENOENT: ("the folder doesn't exist", "Create it, or choose another folder"),
     errno.ENOTDIR: ("a part of the path isn't a folder", "Choose another path"),
     errno.EEXIST: ("the destination exists already", "Remove it, or choose another path"),
+    errno.ENOTEMPTY: ("the destination exists already", "Remove it, or choose another path"),
     errno.ENAMETOOLONG: ("the name is too long", "Choose a shorter name"),
     errno.EFBIG: ("a file this large is not accepted there", "Choose another file system"),
 }

@@ -51,11 +51,12 @@ def read_torch_legacy(source: ByteSource, limits: Limits) -> Archive:
 
     tree = ObjectTree(source.name, limits)
     wrapper = tree.add_state_dict(root.value, locate)
+    roots = {"": root.value, "(system)": system.value}
     return build_archive(
         FileKind.TORCH_LEGACY,
         wrapper,
         tree,
-        Survey({"": root.value}, tree.wanted, limits=limits, where=source.name),
+        Survey(roots, tree.wanted, limits=limits, where=source.name),
         (system, root, keys),
         version=str(PROTOCOL_VERSION),
         ignored=tuple(key for key in storages if key not in used),

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.pickle_machine import Dict, Global, Object, Persistent, Value
+from sam3d_gguf.extractors.printable import printable, quoted
 from sam3d_gguf.extractors.tensor_ref import ITEMSIZE
 
 _MAX_INTEGER = 2**63 - 1
@@ -205,7 +206,7 @@ def storage_itemsizes(values: Iterable[Persistent]) -> dict[str, int]:
             case ("storage", Global() as kind, str() as key, *_):
                 size = _UNREADABLE_STORAGES.get(kind.name) or ITEMSIZE[_storage_dtype(kind)]
                 if sizes.setdefault(key, size) != size:
-                    raise UnreadableTensor(f"{key!r} is of two element sizes")
+                    raise UnreadableTensor(f"{quoted(key)} is of two element sizes")
             case _:
                 pass
     return sizes
@@ -260,7 +261,9 @@ def _tensor_v3(arguments: tuple[Value, ...], limits: Limits, _depth: int) -> Ten
     _require_plain(arguments[7:])
     dtype = str(arguments[6]) if isinstance(arguments[6], Global) else ""
     if dtype not in _DTYPES:
-        raise UnreadableTensor(f"has the dtype {dtype or 'of no name'}, which is not supported")
+        raise UnreadableTensor(
+            f"has the dtype {printable(dtype) or 'of no name'}, which is not supported"
+        )
     return _view(_storage(arguments[0]), _DTYPES[dtype], arguments[1:4], limits)
 
 
@@ -288,7 +291,9 @@ def _sparse(arguments: tuple[Value, ...], limits: Limits, depth: int) -> SparseC
             tuple() as data,
         ):
             if str(get_layout) != _LAYOUT or layout != "torch.sparse_coo":
-                raise UnreadableTensor(f"has the layout {layout[:40]}, which is not supported")
+                raise UnreadableTensor(
+                    f"has the layout {printable(layout)}, which is not supported"
+                )
         case _:
             raise UnreadableTensor("is sparse in an unknown way")
     if len(data) not in (3, 4):
@@ -331,7 +336,7 @@ def _storage_dtype(kind: Global) -> str:
     if str(kind) in _UNTYPED:
         return "U8"
     if kind.module != "torch" or kind.name not in _STORAGES:
-        raise UnreadableTensor(f"lies in a {kind}, whose dtype is not supported")
+        raise UnreadableTensor(f"lies in a {printable(str(kind))}, whose dtype is not supported")
     return _STORAGES[kind.name]
 
 

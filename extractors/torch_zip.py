@@ -16,6 +16,7 @@ from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.object_tree import ObjectTree
 from sam3d_gguf.extractors.pickle_machine import Pickle, read_pickle
+from sam3d_gguf.extractors.printable import quoted
 from sam3d_gguf.extractors.survey import Survey
 from sam3d_gguf.extractors.tensor_ref import ITEMSIZE, StorageRef
 from sam3d_gguf.extractors.torch_objects import Storage, UnreadableTensor
@@ -104,7 +105,7 @@ class _Reader:
         order = self.record("byteorder")
         if order not in ("", "little"):
             raise InputError(
-                f"was written in {order!r} byte order",
+                f"was written in {quoted(order)} byte order",
                 where=self.source.name,
                 expected="little-endian storages",
                 action="Load it and save it again on a little-endian machine",
@@ -123,7 +124,7 @@ class _Reader:
     def pickle(self, name: str) -> Pickle:
         member = self.zip.members.get(name)
         if member is None:
-            raise InputError(f"has no member {name!r}", where=self.source.name)
+            raise InputError(f"has no member {quoted(name)}", where=self.source.name)
         data = read_member(self.source, member, self.limits.pickle_bytes)
         pickle = read_pickle(data, limits=self.limits, where=self.where(name))
         if pickle.end != len(data):
@@ -143,12 +144,16 @@ class _Reader:
         names = [f"{folder}/{storage.key}" for folder in _FOLDERS[archive]]
         name = next((name for name in names if name in self.zip.members), None)
         if name is None:
-            raise UnreadableTensor(f"lies in the member {names[0]!r}, which the archive lacks")
+            raise UnreadableTensor(
+                f"lies in the member {quoted(names[0])}, which the archive lacks"
+            )
         member = self.zip.members[name]
         nbytes = storage.elements * ITEMSIZE[storage.dtype]
-        if storage.window is not None or member.size != nbytes:
+        if storage.window is not None:
+            raise UnreadableTensor("views a part of its storage, as only the old form does")
+        if member.size != nbytes:
             raise UnreadableTensor(
-                f"lies in a storage of {nbytes} bytes, but {name!r} has {member.size}"
+                f"lies in a storage of {nbytes} bytes, but {quoted(name)} has {member.size}"
             )
         self.storages.add(name)
         return StorageRef(storage.key, name, member.offset, member.size)
@@ -170,7 +175,7 @@ class _Reader:
         return {name: _sha256(self.source, member) for name, member in members}
 
     def where(self, name: str) -> str:
-        return f"{self.source.name}: {self.zip.root + '/' + name!r}"
+        return f"{self.source.name}: {quoted(self.zip.root + '/' + name)}"
 
 
 def _sha256(source: ByteSource, member: ZipMember) -> str:

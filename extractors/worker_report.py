@@ -96,13 +96,15 @@ def encode(archive: Archive) -> JsonInput:
     }
 
 
-def decode(document: Any, source: ByteSource) -> WorkerReport:
-    """The typed form of a document that meets the schema, held against the file.
+def decode(document: Any, source: ByteSource, kind: FileKind) -> WorkerReport:
+    """The typed form of a document that meets the schema, held against the file of that kind.
 
     Raises:
-        InputError: a name occurs twice, or a tensor or storage lies elsewhere than it can.
+        InputError: the kind is another, a name occurs twice, or a tensor or storage lies elsewhere
+            than it can.
     """
-    kind = FileKind[document["kind"]]
+    if document["kind"] != kind.name:
+        raise _claim(f"the kind {document['kind']}", source.name)
     members: Mapping[str, ZipMember] = {}
     if kind is not FileKind.TORCH_LEGACY:
         members = read_zip_directory(source).members

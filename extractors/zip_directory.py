@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from sam3d_gguf.extractors.byte_source import ByteSource
 from sam3d_gguf.extractors.limits import Limits
+from sam3d_gguf.extractors.printable import quoted
 from sam3d_gguf.schemas.errors import InputError
 
 STORED, DEFLATED = 0, 8
@@ -156,7 +157,7 @@ def _require_crc(source: ByteSource, member: ZipMember, crc: int) -> None:
 
 
 def _where(source: ByteSource, member: ZipMember) -> str:
-    return f"{source.name}: {member.name!r}"
+    return f"{source.name}: {quoted(member.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +198,11 @@ class _Reader:
         for member in members:
             folder, slash, name = member.name.partition("/")
             if not slash or folder != root:
-                raise self.error(f"{member.name!r} lies outside the root folder {root!r}")
+                raise self.error(
+                    f"{quoted(member.name)} lies outside the root folder {quoted(root)}"
+                )
             if name in found:
-                raise self.error(f"holds {member.name!r} twice")
+                raise self.error(f"holds {quoted(member.name)} twice")
             found[name] = member
         return ZipArchive(root, MappingProxyType(found))
 
@@ -210,11 +213,6 @@ class _Reader:
             expected="a complete zip archive as torch writes it",
             action="Fetch the file again, or save it again with torch.save",
         )
-
-    def take(self, offset: int, size: int, what: str) -> bytes:
-        if offset < 0 or offset + size > self.source.size:
-            raise self.error(f"{what} reaches outside the file")
-        return self.source.pread(offset, size)
 
     # The end of the archive
 
@@ -239,7 +237,7 @@ class _Reader:
 
     def directory64(self, at: int, locator: bytes, short: _Directory) -> tuple[int, _Directory]:
         _, disk, start, disks = _LOCATOR.unpack(locator)
-        if start != at - _END64.size or start < 0:
+        if start != at - _END64.size:
             raise self.error("has no zip64 end record right before its locator")
         record = _END64.unpack(self.source.pread(start, _END64.size))
         signature, record_size, _, _, here_disk, first_disk, here, entries, size, offset = record
@@ -270,7 +268,7 @@ class _Reader:
     # The central directory
 
     def entries(self, directory: _Directory) -> Iterator[_Entry]:
-        data = self.take(directory.offset, directory.size, "the zip directory")
+        data = self.source.pread(directory.offset, directory.size)
         at = 0
         for _ in range(directory.entries):
             if at + _CENTRAL.size > len(data):
@@ -292,31 +290,33 @@ class _Reader:
         if fields[0] != _CENTRAL_SIGNATURE:
             raise self.error("has a malformed directory entry")
         if flags & 1:
-            raise self.error(f"{name!r} is encrypted")
+            raise self.error(f"{quoted(name)} is encrypted")
         if flags & ~_FLAGS:
-            raise self.error(f"{name!r} has the unknown flags 0x{flags & ~_FLAGS:x}")
+            raise self.error(f"{quoted(name)} has the unknown flags 0x{flags & ~_FLAGS:x}")
         if method not in (STORED, DEFLATED):
-            raise self.error(f"{name!r} has the unknown compression method {method}")
+            raise self.error(f"{quoted(name)} has the unknown compression method {method}")
         if comment:
-            raise self.error(f"{name!r} has a comment")
+            raise self.error(f"{quoted(name)} has a comment")
         if disk:
-            raise self.error(f"{name!r} lies on another disk")
+            raise self.error(f"{quoted(name)} lies on another disk")
         size, stored, at = self.zip64(name, self.extra(name, extra), (size, stored, at))
         if method == STORED and size != stored:
-            raise self.error(f"{name!r} is stored, but has two sizes")
+            raise self.error(f"{quoted(name)} is stored, but has two sizes")
         return _Entry(raw_name, name, flags, method, crc32, stored, size, at)
 
     def name(self, raw: bytes, flags: int) -> str:
         try:
             name = raw.decode("utf-8" if flags & _UTF8 else "ascii")
         except UnicodeDecodeError:
-            raise self.error(f"the member name {raw!r} is not UTF-8") from None
+            raise self.error(f"the member name {quoted(raw)} is not UTF-8") from None
         if len(name) > self.limits.name_characters:
             raise self.error(f"has a member name of {len(name)} characters")
         if "\\" in name or not name.isprintable():
-            raise self.error(f"the member name {name!r} holds a backslash or a control character")
+            raise self.error(
+                f"the member name {quoted(name)} holds a backslash or a control character"
+            )
         if any(part in ("", ".", "..") for part in name.split("/")):
-            raise self.error(f"the member name {name!r} does not stay inside a folder")
+            raise self.error(f"the member name {quoted(name)} does not stay inside a folder")
         return name
 
     def extra(self, name: str, data: bytes) -> dict[int, bytes]:
@@ -324,11 +324,13 @@ class _Reader:
         at = 0
         while at < len(data):
             if at + _EXTRA.size > len(data):
-                raise self.error(f"{name!r} has a malformed extra field")
+                raise self.error(f"{quoted(name)} has a malformed extra field")
             key, size = _EXTRA.unpack_from(data, at)
             at += _EXTRA.size + size
             if at > len(data) or key in fields or key not in _EXTRAS:
-                raise self.error(f"{name!r} has the malformed or unknown extra field 0x{key:04x}")
+                raise self.error(
+                    f"{quoted(name)} has the malformed or unknown extra field 0x{key:04x}"
+                )
             fields[key] = data[at - size : at]
         return fields
 
@@ -341,11 +343,13 @@ class _Reader:
         for value in values:
             if value == _FULL32:
                 if len(wide) < _U64.size:
-                    raise self.error(f"{name!r} lacks the zip64 size or offset that it promises")
+                    raise self.error(
+                        f"{quoted(name)} lacks the zip64 size or offset that it promises"
+                    )
                 value, wide = _U64.unpack(wide[:8])[0], wide[8:]
             resolved.append(value)
         if wide:
-            raise self.error(f"{name!r} has a zip64 extra field of another length")
+            raise self.error(f"{quoted(name)} has a zip64 extra field of another length")
         return resolved[0], resolved[1], resolved[2]
 
     # The local headers
@@ -353,25 +357,27 @@ class _Reader:
     def member(self, entry: _Entry, end: int, start: int) -> ZipMember:
         """Check the local header against the entry, and that the member ends where the next begins."""
         if entry.at != start:
-            raise self.error(f"{entry.name!r} overlaps another member, or bytes lie before it")
-        fields = _LOCAL.unpack(self.take(entry.at, _LOCAL.size, "a member"))
-        rest = self.take(entry.at + _LOCAL.size, fields[9] + fields[10], "a member's header")
+            raise self.error(
+                f"{quoted(entry.name)} overlaps another member, or bytes lie before it"
+            )
+        fields = _LOCAL.unpack(self.source.pread(entry.at, _LOCAL.size))
+        rest = self.source.pread(entry.at + _LOCAL.size, fields[9] + fields[10])
         offset = entry.at + _LOCAL.size + len(rest)
         self.same(entry, fields, rest[: fields[9]])
         self.same_sizes(entry, fields, self.extra(entry.name, rest[fields[9] :]))
         tail = end - offset - entry.stored
         if tail < 0:
-            raise self.error(f"{entry.name!r} overlaps the member after it")
+            raise self.error(f"{quoted(entry.name)} overlaps the member after it")
         self.descriptor(entry, offset + entry.stored, tail)
         return ZipMember(entry.name, offset, entry.stored, entry.size, entry.crc32, entry.method)
 
     def same(self, entry: _Entry, fields: tuple[int, ...], raw_name: bytes) -> None:
         if fields[0] != _LOCAL_SIGNATURE:
-            raise self.error(f"{entry.name!r} has no local header")
+            raise self.error(f"{quoted(entry.name)} has no local header")
         if raw_name != entry.raw_name:
-            raise self.error(f"{entry.name!r} has another name in its local header")
+            raise self.error(f"{quoted(entry.name)} has another name in its local header")
         if fields[2] != entry.flags or fields[3] != entry.method:
-            raise self.error(f"{entry.name!r} has other flags or method in its local header")
+            raise self.error(f"{quoted(entry.name)} has other flags or method in its local header")
 
     def same_sizes(self, entry: _Entry, fields: tuple[int, ...], extra: dict[int, bytes]) -> None:
         crc32, stored, size = fields[6], fields[7], fields[8]
@@ -381,7 +387,7 @@ class _Reader:
         if _FULL32 in (stored, size):
             size, stored, _ = self.zip64(entry.name, extra, (size, stored, 0))
         if (crc32, stored, size) not in accepted:
-            raise self.error(f"{entry.name!r} has another size or CRC-32 in its local header")
+            raise self.error(f"{quoted(entry.name)} has another size or CRC-32 in its local header")
 
     def descriptor(self, entry: _Entry, at: int, size: int) -> None:
         """Check the data descriptor, which exactly fills the bytes up to the next member."""
@@ -389,10 +395,12 @@ class _Reader:
             return
         layouts = [layout for layout in _DESCRIPTORS if layout.size == size]
         if not entry.flags & _HAS_DESCRIPTOR or not layouts:
-            raise self.error(f"{size} bytes lie behind {entry.name!r}")
-        values = layouts[0].unpack(self.take(at, size, "a data descriptor"))
+            raise self.error(f"{size} bytes lie behind {quoted(entry.name)}")
+        values = layouts[0].unpack(self.source.pread(at, size))
         if values not in (
             (entry.crc32, entry.stored, entry.size),
             (_DESCRIPTOR_SIGNATURE, entry.crc32, entry.stored, entry.size),
         ):
-            raise self.error(f"{entry.name!r} has another size or CRC-32 in its data descriptor")
+            raise self.error(
+                f"{quoted(entry.name)} has another size or CRC-32 in its data descriptor"
+            )

@@ -27,7 +27,14 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from sam3d_gguf.schemas.errors import InputError
-from sam3d_gguf.schemas.strict_json import JsonValue, loads, located, shorten
+from sam3d_gguf.schemas.strict_json import (
+    JsonInput,
+    JsonValue,
+    dumps,
+    loads,
+    located,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -76,6 +83,17 @@ def validate(value: JsonValue, schema_name: str, *, where: str) -> None:
     fault = next(faults(value, schema_name), None)
     if fault is not None:
         raise InputError(fault.what, where=located(where, fault.parts), expected=fault.expected)
+
+
+def encode_document(value: JsonInput, schema_name: str) -> bytes:
+    """Returns the text of a document, after reading it back as strictly as anyone else would.
+
+    Raises:
+        InputError: the document misses its schema, so that nobody could read it.
+    """
+    data = dumps(value)
+    loads(data, where=schema_name, schema=schema_name, max_bytes=len(data))
+    return data
 
 
 def package_document(package: str, *path: str, schema_name: str) -> Any:

@@ -226,11 +226,11 @@ def zip_archive(
     }
     record = b""
     if zip64:
-        w = {**f, "record": 44, "disks": 1, "start": at + len(directory)}
+        w = {**f, "record": 44, "on": 0, "disks": 1, "start": at + len(directory)}
         w |= {**(end64 or {}), **(locator or {})}
         record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", w["record"], 45, 45, w["disk"], w["first"],
                              w["here"], w["count"], w["size"], w["at"])  # fmt: skip
-        record += struct.pack("<4sIQI", b"PK\6\7", 0, w["start"], w["disks"])
+        record += struct.pack("<4sIQI", b"PK\6\7", w["on"], w["start"], w["disks"])
     f |= end or {}
     record += struct.pack("<4sHHHHIIH", b"PK\5\6", f["disk"], f["first"], f["here"], f["count"],
                           f["size"], f["at"], len(comment))  # fmt: skip

@@ -31,8 +31,8 @@ class Captured:
 
 
 def readable(data: bytes) -> str:
-    """Untrusted output as text, at most the last 64 KiB of it."""
-    return data[-TAIL_BYTES:].decode(errors="backslashreplace")
+    """Untrusted output as text, with what is no UTF-8 escaped."""
+    return data.decode(errors="backslashreplace")
 
 
 def capture(process: subprocess.Popen[bytes], *, ready: int, info: int, seconds: float) -> Captured:

@@ -16,7 +16,7 @@ from docker.models.containers import Container
 from docker.types import LogConfig, Mount, Ulimit
 
 from sam3d_gguf.extractors.sandbox import bootstrap
-from sam3d_gguf.extractors.sandbox.capture import readable
+from sam3d_gguf.extractors.sandbox.capture import TAIL_BYTES, readable
 from sam3d_gguf.extractors.sandbox.ending import NO_START, OTHER_SOURCE, ended_by
 from sam3d_gguf.extractors.sandbox.handover import UNPRIVILEGED, handed_over
 from sam3d_gguf.extractors.sandbox.job import EndedBy, SandboxLimits, WorkerJob, WorkerResult
@@ -175,8 +175,8 @@ def _run(container: Container, seconds: float) -> _Ended:
         status = int(state["ExitCode"])
         return _Ended(
             status=status,
-            stdout=readable(container.logs(stdout=True, stderr=False)),
-            stderr=readable(container.logs(stdout=False, stderr=True)),
+            stdout=readable(container.logs(stdout=True, stderr=False)[-TAIL_BYTES:]),
+            stderr=readable(container.logs(stdout=False, stderr=True)[-TAIL_BYTES:]),
             ended_by=_ending(status, timed_out=timed_out, out_of_memory=bool(state["OOMKilled"])),
         )
     except (DockerException, requests.RequestException) as error:

@@ -282,6 +282,7 @@ def test_malformed_pickles_are_refused(data: bytes, reason: str) -> None:
     [
         (Limits(opcodes=100), b"N0" * 50 + b"N."),
         (Limits(stack=50), b"(" + b"N" * 51 + b"t."),
+        (Limits(globals=2), b"cm\na\n0cm\nb\n0cm\nc\n."),
         (Limits(memo=10), b"N" + b"\x94" * 11 + b"."),
         (Limits(pickle_bytes=10), pickle.dumps("eleven bytes")),
         (Limits(text_bytes=4), pickle.dumps("abcde")),

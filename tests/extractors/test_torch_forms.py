@@ -152,3 +152,26 @@ def test_sources_of_pickled_modules_are_inert() -> None:
     assert "__main__.Traced" in archive.globals
     assert any(one.function.endswith("Traced") for one in archive.inert)
     assert any(one.path.startswith("network.") for one in archive.excluded)
+
+
+TINY = FOLDER.parent / "tiny-body-a"
+
+
+def test_the_mhr_archive_is_read_with_its_lists() -> None:
+    archive = read(str(TINY / "mhr_model.stub.pt"))
+
+    names = archive.attributes["character_torch.skeleton.joint_names"]
+    sizes = archive.attributes["character_torch.skeleton._pmi_buffer_sizes"]
+    assert isinstance(names, list) and names[:2] == ["body_world", "root"] and len(names) == 127
+    assert sizes == [65, 56, 62, 83]
+    assert archive.tensors["character_torch.skeleton.pmi"].shape == (2, 266)
+    assert archive.root == "mhr_model"
+    assert len(archive.code) == 11 and len(set(archive.code.values())) == 1
+    assert not (archive.inert or archive.excluded)
+
+
+def test_the_body_checkpoint_holds_tensors_alone() -> None:
+    archive = read(str(TINY / "model.ckpt"))
+
+    assert len(archive.tensors) == 442
+    assert not (archive.inert or archive.excluded or archive.content or archive.ignored)

@@ -274,6 +274,13 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "zip64 end of another size": (zip_archive([DATA], zip64=True, end64={"record": 99}), "malformed"),
     "zip64 on several disks": (zip_archive([DATA], zip64=True, end64={"disk": 1}), "several disks"),
     "zip64 locator of several disks": (zip_archive([DATA], zip64=True, locator={"disks": 2}), "several"),
+    "zip64 end on another disk": (zip_archive([DATA], zip64=True, locator={"on": 1}), "several"),
+    "zip64 directory on another disk": (zip_archive([DATA], zip64=True, end64={"first": 1}), "several"),
+    "zip64 entries on another disk": (zip_archive([DATA], zip64=True, end64={"here": 2}), "several"),
+    "zip64 end without signature": (
+        zip_archive([DATA], zip64=True).replace(b"PK\6\6", b"PK\6\5"),
+        "malformed zip64 end record",
+    ),
     "two ends that disagree": (zip_archive([DATA], zip64=True, end={"count": 2, "here": 2}), "disagree"),
     "zip64 with 2**63 entries": (
         zip_archive([DATA], zip64=True, end64={"count": 2**63, "here": 2**63}, end={"count": 0xFFFF, "here": 0xFFFF}),

@@ -15,7 +15,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from sam3d_gguf.extractors.sandbox.interpreter import running_interpreter
+from sam3d_gguf.extractors.sandbox.interpreter import Interpreter, running_interpreter
 from sam3d_gguf.extractors.sandbox.job import Package
 
 IMAGE = "sandbox-base"
@@ -87,15 +87,29 @@ def import_python(name: str, packages: tuple[Package, ...]) -> None:
             for path in (python.executable, *python.libraries):
                 tar.add(path.resolve(), str(path))
             for package in packages:
-                place = f"{python.stdlib}/site-packages/{package.name}"
-                tar.add(package.path, place, filter=without_extras)
+                tar.add(
+                    package.path,
+                    f"{place_of_packages(python)}/{package.name}",
+                    filter=without_extras,
+                )
             link = tarfile.TarInfo("usr/bin/python3")
             link.type, link.linkname = tarfile.SYMTYPE, str(python.executable)
             tar.addfile(link)
+            # Everybody may write to it: only a read-only root keeps the worker from doing so.
+            folder = tarfile.TarInfo("writable")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o777
+            tar.addfile(folder)
         file.flush()
         docker.from_env().api.import_image_from_file(  # pyright: ignore[reportUnknownMemberType]
             file.name, repository=name, tag="latest"
         )
+
+
+def place_of_packages(python: Interpreter) -> str:
+    """Where the interpreter looks for packages; Debian's has names of its own."""
+    code = "import site; print(site.getsitepackages()[0])"
+    command = [str(python.executable), "-I", "-c", code]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 EXTRAS = {"__pycache__", "test", "tests", "idlelib", "lib2to3", "ensurepip"} | {

@@ -102,8 +102,8 @@ def open_descriptors() -> list[int]:
 
 
 def look_around() -> dict[str, object]:
-    """What the sandbox shows before the filter closes. ARGUMENTS: port, token, paths."""
-    port, token, *paths = ARGUMENTS[1:]
+    """What the sandbox shows before the filter closes. ARGUMENTS: port, IPC key, token, paths."""
+    port, key, token, *paths = ARGUMENTS[1:]
     return {
         "user": [*os.getresuid(), *os.getresgid()],
         "groups": os.getgroups(),
@@ -115,6 +115,7 @@ def look_around() -> dict[str, object]:
         "interfaces": [name for _, name in socket.if_nameindex()],
         "loopback": connect(socket.AF_INET, ("127.0.0.1", int(port))),
         "abstract socket": connect(socket.AF_UNIX, f"\0{token}"),
+        "shared memory": outcome(checked("shmget", int(key), PAGE, 0)),
         "paths": {path: outcome(Path(path).stat) for path in paths},
         "token seen": any(f"{token}-bystander" in line for line in command_lines()),
         "root": sorted(path.name for path in Path("/").iterdir()),
@@ -126,6 +127,7 @@ def look_around() -> dict[str, object]:
             name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
             for name in ("AS", "FSIZE", "CORE", "NOFILE", "CPU")
         },
+        "user namespace": outcome(checked("unshare", 0x10000000)),
     }
 
 

@@ -172,7 +172,10 @@ def stand_at(place: tuple[SandboxChoice, int | None]) -> Generator[Stand]:
     with tempfile.TemporaryDirectory() as name:
         stand = Stand(choice, user, Path(name))
         stand.source.write_bytes(bytes(range(256)) * (PAGE // 256))
-        shutil.copy(Path(__file__).with_name("probe.py"), stand.folder)
+        probe = stand.folder / "probe.py"
+        shutil.copy(Path(__file__).with_name("probe.py"), probe)
+        # Everybody may write to it: only the walls keep the worker from doing so.
+        probe.chmod(0o666)
         stand.output.mkdir()
         if user is not None:
             for path in (stand.folder, stand.source, stand.output):
@@ -208,6 +211,19 @@ class Findings:
     output: dict[str, os.stat_result]
 
 
+@contextmanager
+def shared_memory() -> Generator[int]:
+    """The key of a System V shared memory segment that everybody may use (shmget(2))."""
+    libc = ctypes.CDLL(None)
+    key = os.getpid()
+    segment = libc.shmget(key, PAGE, 0o1000 | 0o2000 | 0o666)
+    assert segment != -1
+    try:
+        yield key
+    finally:
+        libc.shmctl(segment, 0, None)
+
+
 @pytest.fixture(scope="session")
 def findings(place: tuple[SandboxChoice, int | None]) -> Generator[Findings]:
     """Probe the walls of a place once."""
@@ -217,6 +233,7 @@ def findings(place: tuple[SandboxChoice, int | None]) -> Generator[Findings]:
         stand_at(place) as stand,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as abstract,
+        shared_memory() as key,
         subprocess.Popen(waiting, stdin=subprocess.PIPE) as bystander,
         pytest.MonkeyPatch.context() as patch,
     ):
@@ -229,7 +246,8 @@ def findings(place: tuple[SandboxChoice, int | None]) -> Generator[Findings]:
             *(str(secret), str(stand.source), __file__, pytest.__file__),
             *("/etc/passwd", "/etc/shadow", "/usr/bin/env", "/bin/sh", "/sys/kernel"),
         ]
-        result = stand.attack("walls", str(tcp.getsockname()[1]), token, *paths)
+        port = str(tcp.getsockname()[1])
+        result = stand.attack("walls", port, str(key), token, *paths)
         assert (result.exit_status, result.ended_by) == (0, None), result.stderr
         bystander.communicate()
         found = json.loads(result.stdout)
@@ -266,6 +284,7 @@ def test_it_sees_no_other_files(findings: Findings) -> None:
 
 def test_it_sees_no_other_processes(findings: Findings) -> None:
     assert findings.early["token seen"] is False
+    assert findings.early["shared memory"] == "ENOENT"
 
 
 def test_it_writes_only_to_its_output(findings: Findings) -> None:
@@ -286,6 +305,7 @@ def test_it_has_no_privileges_and_gets_none(findings: Findings) -> None:
     assert findings.early["capabilities"] == [0] * 6
     assert findings.early["bounding set"] == []
     assert findings.early["mount"] == "EPERM"
+    assert findings.early["user namespace"] in ("EPERM", "ENOSPC")
 
 
 def test_it_inherits_nothing(findings: Findings) -> None:
@@ -450,6 +470,8 @@ def begin_to_drain(stand: Stand, reader: int, writer: int) -> BaseProcess:
     os.write(writer, bytes(PAGE))
     caller = stand.begin("drain")
     # The pipe is full until the worker, locked down, reads the first page.
+    _, writable, _ = select.select([caller.sentinel], [writer], [])
+    assert writable, "the caller ended before its worker read"
     os.write(writer, bytes(PAGE))
     os.close(reader)
     assert not all_readers_gone(writer, 0)
