@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from sam3d_gguf import __version__
 from sam3d_gguf.extractors.progress import QUIET
@@ -32,9 +33,28 @@ from sam3d_gguf.schemas.strict_json import JsonInput, dumps
 
 FOUND_WRONG = 1
 FAILED = 2
+_WIDE = 4096
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    """Prints text as it is: what comes from input has no markup, emoji or links in it."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    @property
+    def options(self) -> ConsoleOptions:
+        """Where no terminal bounds a table, each of its rows is one line."""
+        options = super().options
+        return options if self.is_terminal else options.update(max_width=_WIDE)
+
+    def on_broken_pipe(self) -> None:
+        """Leaves it to `reporting`: exit code 1 would be a finding."""
+        raise BrokenPipeError
+
+
+out = _Console()
+err = _Console(stderr=True)
 
 
 SandboxOption = Annotated[
@@ -95,6 +115,10 @@ def reporting(debug: bool) -> Generator[None]:
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
+    except BrokenPipeError as error:
+        # Nobody reads: neither this nor the interpreter, when it ends, can write what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(FAILED) from error
     except (Sam3dError, KeyboardInterrupt, OSError, MemoryError) as error:
         _fail(_words(error), debug)
     except (typer.Exit, SystemExit):
@@ -119,8 +143,8 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def _fail(message: str, debug: bool) -> NoReturn:
     if debug:
-        err.print(escape(printable(traceback.format_exc())))
-    err.print(f"[bold red]error:[/] {escape(printable(message))}")
+        err.print(printable(traceback.format_exc()))
+    err.print(Text.assemble(("error:", "bold red"), " ", printable(message)))
     raise typer.Exit(FAILED)
 
 
@@ -133,7 +157,7 @@ def printable(text: str) -> str:
 
 def cell(text: str) -> str:
     """Text from files for one line of a table."""
-    return escape(printable(text).replace("\n", "\\n"))
+    return printable(text).replace("\n", "\\n")
 
 
 def print_hashes(files: Iterable[tuple[str, str]]) -> None:
@@ -144,9 +168,21 @@ def print_hashes(files: Iterable[tuple[str, str]]) -> None:
 
 
 def print_json(document: JsonInput) -> None:
-    """Print one document on standard output."""
-    sys.stdout.buffer.write(dumps(document))
+    """Print one document on standard output; what is no Unicode in it is replaced."""
+    sys.stdout.buffer.write(dumps(_as_unicode(document)))
     sys.stdout.buffer.flush()
+
+
+def _as_unicode(value: JsonInput) -> JsonInput:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode("utf-8")
+        case Mapping():
+            return {str(_as_unicode(key)): _as_unicode(item) for key, item in value.items()}
+        case [*items]:
+            return [_as_unicode(item) for item in items]
+        case _:
+            return value
 
 
 class _Bars:
@@ -178,7 +214,7 @@ def progress_bars() -> Generator[Listener]:
         yield QUIET
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from sam3d_gguf.cli.terminal import (
     FOUND_WRONG,
@@ -78,20 +79,19 @@ def _print(result: Verification) -> None:
             "" if file.claims is None else cell(file.claims.role),
             str(len(file.tensor_sha256)),
             f"{file.bytes:,}",
-            "[red]WRONG[/]" if file.problems else "[green]good[/]",
+            Text("WRONG", "red") if file.problems else Text("good", "green"),
         )
     out.print(table)
     print_hashes((file.sha256, file.name) for file in result.files)
     problems = [(file.name, problem) for file in result.files for problem in file.problems]
     problems += [("release", problem) for problem in result.problems]
     for name, problem in problems[:_SHOWN]:
-        out.print(f"[red]{cell(name)}[/]: {cell(problem)}")
+        out.print(Text.assemble((cell(name), "red"), ": ", cell(problem)))
     if len(problems) > _SHOWN:
         out.print(f"and {len(problems) - _SHOWN} more; --json lists all")
     for proof in result.origin:
         out.print(f"origin proven by {cell(proof)}")
-    colour = "green" if result.is_good else "red"
-    out.print(f"[bold {colour}]{cell(result.verdict)}[/]")
+    out.print(cell(result.verdict), style="bold green" if result.is_good else "bold red")
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ class Sam3dError(Exception):
         super().__init__(self._text())
 
     def _text(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        # A name of a file or tensor must not look like another line of ours.
+        where = self.where.replace("\n", "\\n")
+        text = f"{where}: {self.what}" if where else self.what
         if self.expected:
             text += f"; expected {self.expected}"
         if self.action:

@@ -57,8 +57,9 @@ def json_pointer(parts: Iterable[str | int]) -> str:
 
 
 def shorten(text: str) -> str:
-    """Returns text cut to a length that an error message can carry."""
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    """Returns text cut to a length that an error message can carry, and to one line."""
+    short = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return short.replace("\n", "\\n")
 
 
 def located(where: str, parts: Iterable[str | int]) -> str:
