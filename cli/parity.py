@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from sam3d_gguf.cli.terminal import (
+    FOUND_WRONG,
     DebugOption,
     JsonOption,
     VersionOption,
@@ -60,11 +63,11 @@ def parity(
         if html is not None:
             files[html] = [render(found)]
         publish(files)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        _print(found)
-    raise typer.Exit(0 if found.passed else 1)
+        if as_json:
+            print_json(found.as_json())
+        else:
+            _print(found)
+    raise typer.Exit(0 if found.passed else FOUND_WRONG)
 
 
 def _print(report: ParityReport) -> None:
@@ -80,15 +83,15 @@ def _print(report: ParityReport) -> None:
     out.print(table)
     failed = report.failed
     for verdict in failed:
-        out.print(f"[red]{cell(verdict.name)}: {cell(verdict.reason)}{_worst(verdict)}[/red]")
+        out.print(cell(f"{verdict.name}: {verdict.reason}{_worst(verdict)}"), style="red")
     out.print(f"{len(report.tensors) - len(failed)} passed, {len(failed)} failed")
     if failed:
-        out.print(f"[red]first failing stage: {cell(failed[0].name)}[/red]")
+        out.print(cell(f"first failing stage: {failed[0].name}"), style="red")
 
 
-def _summary(verdicts: list[TensorVerdict]) -> tuple[str, str, str, str]:
+def _summary(verdicts: list[TensorVerdict]) -> tuple[RenderableType, ...]:
     count = sum(not verdict.passed for verdict in verdicts)
-    failed = f"[red]{count}[/red]" if count else "0"
+    failed = Text(str(count), "red" if count else "")
     ratios = [(error_ratio(verdict), verdict.name) for verdict in verdicts]
     measured = [(ratio, name) for ratio, name in ratios if ratio is not None]
     if not measured:
@@ -101,7 +104,7 @@ def _worst(verdict: TensorVerdict) -> str:
     if verdict.worst is None:
         return ""
     index, reference, candidate = verdict.worst
-    return cell(f" at {list(index)}: {candidate:.8g} instead of {reference:.8g}")
+    return f" at {list(index)}: {candidate:.8g} instead of {reference:.8g}"
 
 
 def main() -> None:
