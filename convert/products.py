@@ -95,7 +95,7 @@ class BlockReader:
             InputError: a file was changed meanwhile.
         """
         for file in self._products.files.values():
-            file.assert_unchanged()
+            file.assert_untouched()
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def verify_file(file: OpenedFile, progress: Progress = QUIET) -> FileReport:
         _check_digests(report, claims)
         if not report.problems:
             _finish(claims, rules, report.name)
-        file.assert_unchanged()
+        file.assert_untouched()
     except Sam3dError as error:
         report.problems.append(str(error))
     return report

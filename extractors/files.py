@@ -43,13 +43,14 @@ class OpenedFile:
         source: positional reads from the descriptor.
     """
 
-    __slots__ = ("fd", "identity", "path", "source")
+    __slots__ = ("_touched_ns", "fd", "identity", "path", "source")
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self.fd = fd
         self.source = ByteSource(fd, str(path))
         self.identity = FileIdentity.of(fd)
+        self.renew()
 
     @property
     def size(self) -> int:
@@ -64,13 +65,31 @@ class OpenedFile:
         """
         now = FileIdentity.of(self.fd)
         if now != self.identity:
-            raise InputError(
-                f"the file was changed while it was read: it had {self.size} bytes, "
-                f"now it has {now.size}",
-                where=str(self.path),
-                expected="a file that nobody changes while it is read",
-                action="Wait until the file is complete, then try again",
-            )
+            raise self._changed(f": it had {self.size} bytes, now it has {now.size}")
+
+    def assert_untouched(self) -> None:
+        """Checks that nobody changed the file since it was opened, and set its time back.
+
+        A change of its owner, mode or names counts as well: the file system tells no more.
+
+        Raises:
+            InputError: its size, modification time or time of status change (ctime) differ.
+        """
+        self.assert_unchanged()
+        if os.fstat(self.fd).st_ctime_ns != self._touched_ns:
+            raise self._changed()
+
+    def renew(self) -> None:
+        """Takes the file as untouched now, after a change of its owner or mode by this process."""
+        self._touched_ns = os.fstat(self.fd).st_ctime_ns
+
+    def _changed(self, how: str = "") -> InputError:
+        return InputError(
+            f"the file was changed while it was read{how}",
+            where=str(self.path),
+            expected="a file that nobody changes while it is read",
+            action="Wait until the file is complete, then try again",
+        )
 
     def close(self) -> None:
         """Closes the descriptor."""

@@ -318,6 +318,7 @@ class PublicationSet:
             os.fchown(fd, os.geteuid(), os.getegid())
             os.fchmod(fd, 0o666 & ~current_umask())
             os.fsync(fd)
+            file.renew()
         except OSError as error:
             raise output_error(error, destination) from error
         publication.take_over(sha256)
