@@ -158,7 +158,7 @@ def scratch_folder(parent: str | os.PathLike[str], name: str = "scratch") -> Gen
         try:
             yield Path(parent).absolute() / unfinished
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True, dir_fd=folder_fd)
+            _remove_folder(folder_fd, unfinished, fd)
             os.close(fd)
     finally:
         os.close(folder_fd)
@@ -197,13 +197,31 @@ def _remove_if_abandoned(folder_fd: int, name: str, *, follow: bool) -> None:
         if not (_is_ours(status) and _lock(fd) and _is_named(folder_fd, name, fd)):
             return
         if stat.S_ISDIR(status.st_mode):
-            shutil.rmtree(name, ignore_errors=True, dir_fd=folder_fd)
+            _remove_folder(folder_fd, name, fd)
         elif stat.S_ISREG(status.st_mode):
             if name.endswith(".journal"):
                 _undo(folder_fd, fd, follow=follow)
             os.unlink(name, dir_fd=folder_fd)
     finally:
         os.close(fd)
+
+
+def _remove_folder(parent_fd: int, name: str, fd: int) -> None:
+    """Removes a folder with all in it, though who filled it took away folders' rights.
+
+    One that no longer has this name was published, and stays as it is.
+    """
+    if not _is_named(parent_fd, name, fd):
+        return
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, stat.S_IRWXU)
+    for _, folders, _, inside_fd in os.fwalk(".", dir_fd=fd):
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                status = os.stat(folder, dir_fd=inside_fd, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    os.chmod(folder, stat.S_IRWXU, dir_fd=inside_fd)
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent_fd)
 
 
 def _is_ours(status: os.stat_result) -> bool:

@@ -676,3 +676,15 @@ def test_a_scratch_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None
         raise RuntimeError
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_folder_goes_with_folders_that_nobody_may_read(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    with scratch_folder(tmp_path) as scratch:
+        (scratch / "deep" / "deeper").mkdir(parents=True)
+        (scratch / "link").symlink_to(outside)
+        for folder in (scratch / "deep" / "deeper", scratch / "deep", scratch):
+            folder.chmod(0)
+    assert list(tmp_path.iterdir()) == [outside]
+    assert outside.stat().st_mode & 0o777 == 0o755
