@@ -21,8 +21,8 @@ def convert(
     checkpoint, config, asset = sources
     subprocess.run(
         [
-            *(*before, CONVERT, "body", "--checkpoint", checkpoint, "--config", config),
-            *("--mhr", asset, "--allow-unpinned", "--out", out),
+            *(*before, str(CONVERT), "body", "--checkpoint", checkpoint, "--config", config),
+            *("--mhr", asset, "--allow-unpinned", "--out", str(out)),
         ],
         check=True,
         capture_output=True,
