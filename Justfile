@@ -9,8 +9,8 @@ bin := justfile_directory() / ".venv/bin"
 default:
     @{{ just_executable() }} --list
 
-# Make the Python environment from uv.lock, and install bubblewrap where that is allowed
-setup: (packages "required" "bwrap:bubblewrap") sandbox-check
+# Make the Python environment from uv.lock, which builds libggml; install what it needs where allowed
+setup: (packages "required" "bwrap:bubblewrap" "c++:g++") sandbox-check
     @{{ uv }} sync --locked --quiet
 
 # Install the Debian packages of the commands that are missing (COMMAND:PACKAGE ...)
@@ -53,6 +53,14 @@ sandbox-check:
         echo "capabilities that allow them; see README.md)." >&2
     fi
     exit 1
+
+# Build GGML's Vulkan backend as a module beside the CPU backend (about 5 minutes)
+setup-vulkan: setup (packages "required" "cmake:cmake" "glslc:glslc")
+    @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup vulkan
+
+# Build GGML's BLAS backend as a module: the CPU's large products then run in OpenBLAS
+setup-blas: setup (packages "required" "cmake:cmake" "pkg-config:pkg-config")
+    @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup blas
 
 # Convert, verify and inspect the synthetic model of tests/fixtures (writes demo-output/)
 demo: setup

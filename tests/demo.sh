@@ -36,5 +36,14 @@ say "What the Body file holds, in short" "sam3d-inspect $out/body.gguf | tail -n
 "$bin/sam3d-inspect" "$out/body.gguf" | tail -n 16
 step "What the MHR file holds" sam3d-inspect "$out/mhr.gguf"
 
+photo=(--image "$fixture/input.png" --bbox 52,8.5,141.25,139 --intrinsics 231.5,226,97.25,78.5)
+step "Run it: a photo and a box become a posed mesh, hands refined, every intermediate kept" \
+    sam3d-run body --model "$out/body.gguf" --mhr "$out/mhr.gguf" "${photo[@]}" \
+    --taps "$out/taps.safetensors" --out "$out/result"
+step "Compare every intermediate with what the original PyTorch code computed" \
+    sam3d-parity --reference "$fixture/expected-full.safetensors" \
+    --candidate "$out/taps.safetensors" --rules "$fixture/rules.json" --limits free-running \
+    --report "$out/parity.json" --html "$out/parity.html"
+
 echo
 echo "The demo is complete; its files are in $out/."

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from doc_pages import PAGES, ROOT, Example, examples, fences, indented_code
 from facts import TINY
+from PIL import Image
 
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.native import load_native_components
@@ -160,13 +161,14 @@ def plain(text: str) -> str:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """A folder that holds the stand-ins under the official names."""
+    """A folder that holds the stand-ins under the official names, and a photo."""
     (tmp_path / "assets").mkdir()
     (tmp_path / UNOFFICIAL).mkdir()
     for folder in (tmp_path, tmp_path / UNOFFICIAL):
         shutil.copy(TINY / "model.ckpt", folder)
         shutil.copy(TINY / "model_config.yaml", folder)
     shutil.copy(TINY / "mhr_model.stub.pt", tmp_path / "assets" / "mhr_model.pt")
+    Image.open(TINY / "input.png").save(tmp_path / "photo.jpg")
     return tmp_path
 
 
@@ -182,7 +184,14 @@ def test_commands(page: Path, scratch: Path) -> None:
 
 def test_the_users_pages_show_commands() -> None:
     names = {page.name for page in with_examples()}
-    assert names >= {"README.md", "convert.md", "verify.md", "inspect.md", "formats.md"}
+    assert names >= {
+        "README.md",
+        "convert.md",
+        "verify.md",
+        "inspect.md",
+        "formats.md",
+        "running.md",
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

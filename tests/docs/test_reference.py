@@ -30,8 +30,9 @@ from doc_pages import (
 from tiny_release import Release
 from typer.testing import CliRunner
 
-from sam3d_gguf.cli import convert, extract, verify
+from sam3d_gguf.cli import convert, extract, parity, verify
 from sam3d_gguf.cli import inspect as inspect_command
+from sam3d_gguf.cli import run as run_command
 from sam3d_gguf.convert.binding import Precision
 from sam3d_gguf.convert.contract import ContractName, load_contract
 from sam3d_gguf.convert.contract_types import RuleSpec, Semantics, TensorEntry
@@ -382,6 +383,8 @@ def options(command: str) -> list[str]:
         "sam3d-extract": extract.app,
         "sam3d-verify": verify.app,
         "sam3d-inspect": inspect_command.app,
+        "sam3d-run": run_command.app,
+        "sam3d-parity": parity.app,
     }
     app: typer.Typer = apps[name]
     done = CliRunner().invoke(app, [*sub, "--help"], env={"COLUMNS": "200"})
@@ -390,21 +393,27 @@ def options(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("page", "number", "command"),
+    ("page", "numbers", "command"),
     [
-        ("convert.md", 0, "sam3d-convert body"),
-        ("convert.md", 1, "sam3d-convert mhr"),
-        ("convert.md", 2, "sam3d-extract body"),
-        ("convert.md", 2, "sam3d-extract mhr"),
-        ("verify.md", 0, "sam3d-verify"),
-        ("inspect.md", 0, "sam3d-inspect"),
+        ("convert.md", (0,), "sam3d-convert body"),
+        ("convert.md", (1,), "sam3d-convert mhr"),
+        ("convert.md", (2,), "sam3d-extract body"),
+        ("convert.md", (2,), "sam3d-extract mhr"),
+        ("verify.md", (0,), "sam3d-verify"),
+        ("inspect.md", (0,), "sam3d-inspect"),
+        ("running.md", (0, 2), "sam3d-run body"),
+        ("running.md", (1, 2), "sam3d-run mhr"),
+        ("running.md", (3,), "sam3d-run"),
+        ("running.md", (4,), "sam3d-parity"),
     ],
 )
-def test_options(page: str, number: int, command: str) -> None:
-    table = tables(section(read(page), "Options"))[number]
-    stated = [word.split()[0] for row in table for word in code_words(row[0])]
+def test_options(page: str, numbers: tuple[int, ...], command: str) -> None:
+    found = tables(section(read(page), "Options"))
+    rows = [row for number in numbers for row in found[number]]
+    stated = [word.split()[0] for row in rows for word in code_words(row[0])]
     assert sorted(stated) == options(command)
-    assert {"--help", "-h", "--json", "--debug", "--sandbox"} <= set(stated)
+    assert {"--help", "-h", "--json", "--debug"} <= set(stated)
+    assert ("--sandbox" in stated) is (page != "running.md")
 
 
 # Numbers
@@ -551,7 +560,10 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= linked
 
 
-FOLDERS = ("cli", "convert", "extractors", "manifests", "schemas", "tests", "benchmarks", "docs")
+FOLDERS = (
+    *("cli", "convert", "extractors", "manifests", "runtime", "schemas"),
+    *("tests", "benchmarks", "docs"),
+)
 WRITTEN = {"benchmarks/results.json"}
 """What only a command makes."""
 
@@ -617,7 +629,7 @@ def says(known: set[str], words: str) -> bool:
 
 def strings() -> Iterator[str]:
     """Every string of the code, those that an f-string has between its values included."""
-    for folder in ("cli", "convert", "extractors", "schemas"):
+    for folder in ("cli", "convert", "extractors", "runtime", "schemas"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -1,0 +1,331 @@
+"""`sam3d-run`: photos to bodies, MHR parameters to meshes."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from sam3d_gguf.cli.terminal import (
+    DebugOption,
+    JsonOption,
+    VersionOption,
+    cell,
+    err,
+    new_app,
+    print_json,
+    reporting,
+)
+from sam3d_gguf.cli.terminal import (
+    out as terminal,
+)
+from sam3d_gguf.runtime.body import BodyModel, MhrModel
+from sam3d_gguf.runtime.body.cases import run_cases
+from sam3d_gguf.runtime.body.estimator import InferenceType
+from sam3d_gguf.runtime.ggml.backend import BackendName, Device, list_devices
+from sam3d_gguf.runtime.ggml.library import (
+    VULKAN_MODULE,
+    Precision,
+    load_library,
+    load_vulkan_module,
+)
+from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.runtime.run.batch import Photo, intrinsics_matrix, read_batch
+from sam3d_gguf.runtime.run.body import BodyOptions, run_photo
+from sam3d_gguf.runtime.run.files import Timings, mhr_files, provenance_of, timings_file
+from sam3d_gguf.runtime.run.mhr import MAX_MESHES, read_parameters
+from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
+from sam3d_gguf.schemas.errors import InputError
+
+app = new_app("Run SAM 3D Body and MHR on GGML: photos to bodies, parameters to meshes.")
+
+
+class BackendChoice(StrEnum):
+    """Where to compute."""
+
+    cpu = "cpu"
+    vulkan = "vulkan"
+
+
+class PrecisionChoice(StrEnum):
+    """How to compute."""
+
+    strict_f32 = "strict-f32"
+    fast = "fast"
+
+
+class InferenceChoice(StrEnum):
+    """What to estimate."""
+
+    full = "full"
+    body = "body"
+    hand = "hand"
+
+
+MhrOption = Annotated[Path, typer.Option(help="The MHR GGUF.")]
+BackendOption = Annotated[BackendChoice, typer.Option(help="Where to compute.")]
+DeviceOption = Annotated[int, typer.Option(help="Index among the backend's devices.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU backend.")]
+ExpectOption = Annotated[
+    str | None, typer.Option(help="Refuse to run unless the device has this name.")
+]
+PrecisionOption = Annotated[
+    PrecisionChoice, typer.Option(help="'fast' lets the device use narrower arithmetic.")
+]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="Hash all of the models' data before the run.")
+]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for the files; made if missing.")]
+
+
+@app.callback(invoke_without_command=True)
+def devices(
+    context: typer.Context,
+    list_them: Annotated[
+        bool, typer.Option("--list-devices", help="List the devices and their memory.")
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+    _version: VersionOption = False,
+) -> None:
+    """Run SAM 3D Body and MHR on GGML."""
+    if list_them:
+        with reporting(debug):
+            library = load_library()
+            if (library.directory / VULKAN_MODULE).exists():
+                load_vulkan_module(library, "strict-f32")
+            _print_devices(list_devices(library), as_json=as_json)
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def body(
+    model: Annotated[Path, typer.Option(help="The Body GGUF.")],
+    mhr: MhrOption,
+    image: Annotated[Path | None, typer.Option(help="JPEG, PNG or WebP.")] = None,
+    bbox: Annotated[
+        list[str] | None, typer.Option(help="x0,y0,x1,y1 in pixels; repeatable, one a person.")
+    ] = None,
+    intrinsics: Annotated[
+        str | None, typer.Option(help="fx,fy,cx,cy in pixels; a default is assumed without it.")
+    ] = None,
+    mask: Annotated[
+        list[Path] | None, typer.Option(help="Silhouette image; repeatable, one a box.")
+    ] = None,
+    inference_type: Annotated[
+        InferenceChoice, typer.Option(help="full refines hands; hand sees right hands alone.")
+    ] = InferenceChoice.full,
+    features_only: Annotated[
+        bool, typer.Option("--features-only", help="Pose token and pred_cam_t alone.")
+    ] = False,
+    batch: Annotated[Path | None, typer.Option(help="JSON list of photos to run.")] = None,
+    cases: Annotated[
+        Path | None, typer.Option(help="Compute single components from these recorded inputs.")
+    ] = None,
+    taps: Annotated[Path | None, typer.Option(help="Write all intermediates here.")] = None,
+    out: OutOption = None,
+    backend: BackendOption = BackendChoice.cpu,
+    device: DeviceOption = 0,
+    threads: ThreadsOption = None,
+    expect_device: ExpectOption = None,
+    precision: PrecisionOption = PrecisionChoice.strict_f32,
+    verify: VerifyOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Estimate the people in photos: meshes, keypoints, poses."""
+    with reporting(debug):
+        photos = [] if cases else _photos(image, bbox, intrinsics, mask, batch)
+        _check_outputs(cases, taps, out, batch, features_only=features_only)
+        started = time.perf_counter()
+        opened = BodyModel.load(
+            model,
+            mhr=mhr,
+            backend=_backend(backend),
+            device=device,
+            threads=threads,
+            precision=_precision(precision),
+            expect_device=expect_device,
+            verify=verify,
+        )
+        load_seconds = time.perf_counter() - started
+        with opened:
+            if cases is not None and taps is not None:
+                _run_cases(opened, cases, taps)
+                _print_written([taps], as_json=as_json)
+                return
+            assert out is not None
+            options = BodyOptions(_inference(inference_type), features_only, out, taps)
+            provenance = provenance_of(opened.backend, opened.metadata)
+            written: list[Path] = []
+            for photo in _progress(photos):
+                written += run_photo(opened, photo, options, provenance, load_seconds)
+        _print_written(written, as_json=as_json)
+
+
+@app.command()
+def mhr(
+    mhr: MhrOption,
+    params: Annotated[Path, typer.Option(help="Parameters, .json or .npz; rows are bodies.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files; made if missing.")],
+    backend: BackendOption = BackendChoice.cpu,
+    device: DeviceOption = 0,
+    threads: ThreadsOption = None,
+    expect_device: ExpectOption = None,
+    precision: PrecisionOption = PrecisionChoice.strict_f32,
+    verify: VerifyOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Pose MHR bodies: result.safetensors, and meshes for up to 64 rows."""
+    with reporting(debug):
+        parameters = read_parameters(params)
+        timings = Timings()
+        started = time.perf_counter()
+        opened = MhrModel.load(
+            mhr,
+            backend=_backend(backend),
+            device=device,
+            threads=threads,
+            precision=_precision(precision),
+            expect_device=expect_device,
+            verify=verify,
+        )
+        timings.add("load", time.perf_counter() - started)
+        with opened:
+            started = time.perf_counter()
+            mesh = opened(parameters.identity, parameters.model_parameters, parameters.expression)
+            timings.add("mhr", time.perf_counter() - started)
+            provenance = provenance_of(opened.backend, {"mhr": opened.metadata})
+            started = time.perf_counter()
+            few = len(mesh.vertices) <= MAX_MESHES
+            files = mhr_files(opened.rig, mesh, provenance, meshes=few)
+            timings.add("export", time.perf_counter() - started)
+        files |= timings_file(timings, provenance)
+        out.mkdir(parents=True, exist_ok=True)
+        publish({out / name: [data] for name, data in files.items()})
+        _print_written([out / name for name in files], as_json=as_json)
+
+
+def _photos(
+    image: Path | None,
+    boxes: list[str] | None,
+    intrinsics: str | None,
+    masks: list[Path] | None,
+    batch: Path | None,
+) -> list[Photo]:
+    if batch is not None:
+        if image is not None or boxes or intrinsics or masks:
+            raise InputError("--batch stands alone", expected="no --image, --bbox, ... beside it")
+        return read_batch(batch)
+    if image is None or not boxes:
+        raise InputError("nothing to run", expected="--image with --bbox, --batch, or --cases")
+    if masks and len(masks) != len(boxes):
+        raise InputError(f"{len(masks)} masks for {len(boxes)} boxes", expected="one a box")
+    matrix = None if intrinsics is None else intrinsics_matrix(*_four(intrinsics, "--intrinsics"))
+    rows = np.array([_four(box, "--bbox") for box in boxes])
+    return [Photo("", image, rows, matrix, tuple(masks or ()))]
+
+
+def _four(text: str, option: str) -> tuple[float, float, float, float]:
+    try:
+        a, b, c, d = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{text!r}", where=option, expected="four numbers and commas") from error
+    return a, b, c, d
+
+
+def _check_outputs(
+    cases: Path | None,
+    taps: Path | None,
+    out: Path | None,
+    batch: Path | None,
+    *,
+    features_only: bool,
+) -> None:
+    if cases is not None and taps is None:
+        raise InputError("--cases needs a file for the outputs", expected="--taps FILE")
+    if cases is None and out is None:
+        raise InputError("no folder for the files", expected="--out DIR")
+    if taps is not None and (batch is not None or features_only):
+        raise InputError("--taps is for one photo and the whole estimator")
+
+
+def _run_cases(model: BodyModel, cases: Path, taps: Path) -> None:
+    with TensorFile(cases) as file:
+        tensors = {name: file.read(name) for name in file.tensors}
+    write_tensors(taps, run_cases(tensors, model.estimator.passes))
+
+
+def _progress(photos: list[Photo]) -> Any:
+    if len(photos) < 2 or not err.is_terminal:
+        return photos
+    return track(photos, "photos", console=err)
+
+
+def _backend(choice: BackendChoice) -> BackendName:
+    return "cpu" if choice is BackendChoice.cpu else "vulkan"
+
+
+def _precision(choice: PrecisionChoice) -> Precision:
+    return "fast" if choice is PrecisionChoice.fast else "strict-f32"
+
+
+def _inference(choice: InferenceChoice) -> InferenceType:
+    names: dict[InferenceChoice, InferenceType] = {
+        InferenceChoice.full: "full",
+        InferenceChoice.body: "body",
+        InferenceChoice.hand: "hand",
+    }
+    return names[choice]
+
+
+def _print_written(paths: list[Path], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"schema_version": 1, "files": [str(path) for path in paths]})
+        return
+    for path in paths:
+        terminal.print(cell(str(path)))
+
+
+def _print_devices(found: tuple[Device, ...], *, as_json: bool) -> None:
+    if as_json:
+        entries: list[Any] = [
+            {
+                "backend": device.backend,
+                "index": device.index,
+                "name": device.name,
+                "description": device.description,
+                "type": device.type,
+                "memory_free_bytes": device.memory_free,
+                "memory_total_bytes": device.memory_total,
+            }
+            for device in found
+        ]
+        print_json({"schema_version": 1, "devices": entries})
+        return
+    table = Table("backend", "device", "name", "description", "free", "total")
+    for device in found:
+        table.add_row(
+            device.backend,
+            str(device.index),
+            cell(device.name),
+            cell(device.description),
+            f"{device.memory_free / 2**30:.1f} GiB",
+            f"{device.memory_total / 2**30:.1f} GiB",
+        )
+    terminal.print(table)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

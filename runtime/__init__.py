@@ -1,0 +1,1 @@
+"""Model graphs on GGML, the geometry around them, exporters and parity."""

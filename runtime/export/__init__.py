@@ -1,0 +1,1 @@
+"""Write results as files: safetensors, glTF, OBJ, an overlay on the photo."""

@@ -1,0 +1,1 @@
+"""Small geometry in NumPy: crops, cameras, rotations, MHR's kinematics and skinning."""

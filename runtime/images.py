@@ -1,0 +1,86 @@
+"""Read a photo or a mask the way OpenCV's `imread` does, which the original uses.
+
+EXIF orientation is applied, alpha is dropped, 16-bit samples keep their high byte, grey becomes
+RGB.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from sam3d_gguf.runtime.geometry.arrays import Uint8
+from sam3d_gguf.runtime.geometry.crop import MAX_SIDE
+from sam3d_gguf.schemas.errors import InputError
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 100_000_000
+MASK_THRESHOLD = 127
+
+
+def read_photo(path: Path) -> Uint8:
+    """The [H, W, 3] uint8 RGB of a JPEG, PNG or WebP file; of an animation, its first frame.
+
+    Raises:
+        InputError: not such a file, damaged, or larger than 100 million pixels.
+    """
+    with _open(path) as image:
+        return _as_rgb(image, path)
+
+
+def read_mask(path: Path, photo: Uint8) -> Uint8:
+    """The [H, W] uint8 mask of an image file: 1 where it is brighter than 127, else 0.
+
+    Raises:
+        InputError: as `read_photo`, or a size that is not the photo's.
+    """
+    mask: Uint8 = read_photo(path).max(axis=2)
+    if mask.shape != photo.shape[:2]:
+        raise InputError(
+            f"the mask is {mask.shape[1]}x{mask.shape[0]}",
+            where=str(path),
+            expected=f"the photo's {photo.shape[1]}x{photo.shape[0]}",
+        )
+    return (mask > MASK_THRESHOLD).astype(np.uint8)
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        image = Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise InputError(
+            "not an image that can be read", where=str(path), expected=", ".join(FORMATS)
+        ) from error
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path)) from error
+    width, height = image.size
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        image.close()
+        raise InputError(
+            f"the image is {width}x{height}",
+            where=str(path),
+            expected=f"at most {MAX_PIXELS:,} pixels and sides up to {MAX_SIDE}",
+        )
+    return image
+
+
+def _as_rgb(image: Image.Image, path: Path) -> Uint8:
+    try:
+        turned = ImageOps.exif_transpose(image)
+        if turned.mode.startswith("I"):
+            grey = (np.asarray(turned).astype(np.uint32) >> 8).astype(np.uint8)
+            return np.ascontiguousarray(np.repeat(grey[..., None], 3, axis=2))
+        if turned.mode in ("RGBA", "LA", "PA"):
+            turned = _without_alpha(turned)
+        return np.array(turned.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
+        raise InputError(f"the image is damaged: {error}", where=str(path)) from error
+
+
+def _without_alpha(image: Image.Image) -> Image.Image:
+    if image.mode == "PA":
+        image = image.convert("RGBA")
+    bands = image.split()[:-1]
+    return Image.merge("RGB", bands) if len(bands) == 3 else bands[0]

@@ -1,0 +1,1 @@
+"""Runs that end in files: photos to results, parameters to meshes."""

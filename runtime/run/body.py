@@ -1,0 +1,115 @@
+"""Photos to files with a loaded Body model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sam3d_gguf.runtime.body.estimator import InferenceType
+from sam3d_gguf.runtime.body.model import BodyModel
+from sam3d_gguf.runtime.geometry.arrays import Uint8
+from sam3d_gguf.runtime.images import read_mask, read_photo
+from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.runtime.run.batch import Photo
+from sam3d_gguf.runtime.run.files import (
+    Files,
+    Timings,
+    body_files,
+    feature_files,
+    timings_file,
+)
+from sam3d_gguf.runtime.tensor_files import encode_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOptions:
+    """What to compute and where to write.
+
+    Attributes:
+        features_only: pose tokens alone; `inference_type` then has no meaning.
+        taps: a file for the intermediates, or None.
+    """
+
+    inference_type: InferenceType
+    features_only: bool
+    out: Path
+    taps: Path | None = None
+
+
+def run_photo(
+    model: BodyModel,
+    photo: Photo,
+    options: BodyOptions,
+    provenance: Mapping[str, str],
+    load_seconds: float,
+) -> list[Path]:
+    """Run one photo and write all of its files at once.
+
+    Args:
+        load_seconds: what loading the model took, for timings.json.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: an input that cannot be used.
+        OutputError: a file exists already, or the folder cannot be written.
+    """
+    timings = Timings({"load": load_seconds})
+    started = time.perf_counter()
+    pixels = read_photo(photo.image)
+    masks = _masks(photo, pixels)
+    timings.add("read", time.perf_counter() - started)
+    files, captured = _compute(model, photo, pixels, masks, options, provenance, timings)
+    files |= timings_file(timings, provenance)
+    folder = options.out / photo.name
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {folder / name: [data] for name, data in files.items()}
+    if options.taps is not None:
+        places[options.taps] = captured
+    publish(places)
+    return list(places)
+
+
+def _compute(
+    model: BodyModel,
+    photo: Photo,
+    pixels: Uint8,
+    masks: Uint8 | None,
+    options: BodyOptions,
+    provenance: Mapping[str, str],
+    timings: Timings,
+) -> tuple[Files, list[bytes]]:
+    if options.features_only:
+        tokens = model.features(pixels, photo.boxes, photo.intrinsics, masks=masks)
+        _take_stages(timings, model)
+        return feature_files(tokens, provenance), []
+    capture = model.new_capture() if options.taps is not None else None
+    result = model(
+        pixels,
+        photo.boxes,
+        photo.intrinsics,
+        options.inference_type,
+        masks=masks,
+        capture=capture,
+    )
+    _take_stages(timings, model)
+    started = time.perf_counter()
+    files = body_files(result, pixels, provenance)
+    timings.add("export", time.perf_counter() - started)
+    return files, [] if capture is None else encode_tensors(capture.tensors, provenance)
+
+
+def _take_stages(timings: Timings, model: BodyModel) -> None:
+    for name, seconds in model.stage_seconds.items():
+        timings.add(name, seconds)
+
+
+def _masks(photo: Photo, pixels: Uint8) -> Uint8 | None:
+    if not photo.masks:
+        return None
+    return np.stack([read_mask(path, pixels) for path in photo.masks])

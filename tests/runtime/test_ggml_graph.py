@@ -1,0 +1,247 @@
+"""Every operation of the graph builder computes what NumPy computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3d_gguf.runtime.ggml.backend import open_backend
+from sam3d_gguf.runtime.ggml.errors import BackendError
+from sam3d_gguf.runtime.ggml.graph import MAX_TENSORS, Arena, FloatArray, Graph, GraphBuilder
+from sam3d_gguf.runtime.ggml.library import load_library
+from sam3d_gguf.runtime.ggml.store import Tensor
+
+Build = Callable[[GraphBuilder, Sequence[Tensor]], Tensor]
+Reference = Callable[[Sequence[FloatArray]], FloatArray]
+Shapes = list[tuple[int, ...]]
+
+
+@pytest.fixture(name="arena")
+def _arena() -> Iterator[Arena]:
+    with open_backend(load_library(), "cpu", threads=2) as backend:
+        arena = Arena(backend)
+        yield arena
+        arena.close()
+
+
+def normal(*shape: int, seed: int = 0) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def softmax(x: FloatArray) -> FloatArray:
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    result: FloatArray = exponentials / exponentials.sum(-1, keepdims=True)
+    return result
+
+
+def attention(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
+    attended = softmax(q @ k.swapaxes(2, 3) / np.float32(math.sqrt(q.shape[3]))) @ v
+    return attended.transpose(0, 2, 1, 3).reshape(q.shape[0], q.shape[2], -1)
+
+
+def layer_norm(x: FloatArray, weight: FloatArray, bias: FloatArray) -> FloatArray:
+    centred = x - x.mean(-1, keepdims=True)
+    result: FloatArray = (
+        centred / np.sqrt(centred.var(-1, keepdims=True) + 1e-5) * weight + bias
+    ).astype(np.float32)
+    return result
+
+
+def gelu(x: FloatArray) -> FloatArray:
+    halves = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.ravel().tolist()]
+    return np.array(halves, np.float32).reshape(x.shape)
+
+
+OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
+    "add": ([(2, 3, 5), (5,)], lambda g, t: g.add(t[0], t[1]), lambda a: a[0] + a[1]),
+    "multiply": ([(2, 3, 5), (3, 5)], lambda g, t: g.multiply(t[0], t[1]), lambda a: a[0] * a[1]),
+    "scale": ([(2, 3)], lambda g, t: g.scale(t[0], 2.5), lambda a: a[0] * np.float32(2.5)),
+    "matmul": ([(2, 3, 9), (4, 9)], lambda g, t: g.matmul(t[0], t[1]), lambda a: a[0] @ a[1].T),
+    "matmul of parts": (
+        [(3, 4), (5, 10)],
+        lambda g, t: g.matmul(t[0], g.narrow(t[1], 1, 6, 4)),
+        lambda a: a[0] @ a[1][:, 6:].T,
+    ),
+    "linear": (
+        [(2, 9), (4, 9), (4,)],
+        lambda g, t: g.linear(t[0], t[1], t[2]),
+        lambda a: a[0] @ a[1].T + a[2],
+    ),
+    "layer_norm": (
+        [(2, 3, 16), (16,), (16,)],
+        lambda g, t: g.layer_norm(t[0], t[1], t[2], 1e-5),
+        lambda a: layer_norm(*a),
+    ),
+    "softmax": (
+        [(2, 3, 7)],
+        lambda g, t: g.softmax(t[0], 0.5),
+        lambda a: softmax(a[0] * np.float32(0.5)),
+    ),
+    "relu": ([(3, 7)], lambda g, t: g.relu(t[0]), lambda a: np.maximum(a[0], 0)),
+    "gelu": ([(3, 7)], lambda g, t: g.gelu(t[0]), lambda a: gelu(a[0])),
+    "swiglu": (
+        [(3, 7), (3, 7)],
+        lambda g, t: g.swiglu(t[0], t[1]),
+        lambda a: a[0] / (1 + np.exp(-a[0])) * a[1],
+    ),
+    "concat": (
+        [(2, 3, 4), (2, 1, 4), (2, 2, 4)],
+        lambda g, t: g.concat(t, axis=1),
+        lambda a: np.concatenate(a, axis=1),
+    ),
+    "repeat": (
+        [(1, 3)],
+        lambda g, t: g.repeat(t[0], (2, 4, 3)),
+        lambda a: np.broadcast_to(a[0], (2, 4, 3)),
+    ),
+    "reshape": ([(2, 6)], lambda g, t: g.reshape(t[0], (3, 4)), lambda a: a[0].reshape(3, 4)),
+    "reshape of a view": (
+        [(2, 6)],
+        lambda g, t: g.reshape(g.permute(t[0], (1, 0)), (3, 4)),
+        lambda a: a[0].T.reshape(3, 4),
+    ),
+    "permute": (
+        [(2, 3, 4, 5)],
+        lambda g, t: g.permute(t[0], (2, 0, 3, 1)),
+        lambda a: a[0].transpose(2, 0, 3, 1),
+    ),
+    "narrow": ([(2, 5, 3)], lambda g, t: g.narrow(t[0], 1, 1, 3), lambda a: a[0][:, 1:4]),
+    "split_heads": (
+        [(2, 3, 12)],
+        lambda g, t: g.split_heads(t[0], 4, 6, 2),
+        lambda a: a[0][:, :, 4:10].reshape(2, 3, 2, 3),
+    ),
+    "attention": (
+        [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)],
+        lambda g, t: g.attention(t[0], t[1], t[2]),
+        lambda a: attention(*a),
+    ),
+    "attention in tiles": (
+        [(1, 2, 131, 64), (1, 2, 77, 64), (1, 2, 77, 64)],
+        lambda g, t: g.attention(t[0], t[1], t[2]),
+        lambda a: attention(*a),
+    ),
+}
+
+
+def build(arena: Arena, shapes: Shapes, operation: Build) -> Graph:
+    builder = GraphBuilder(arena, "test")
+    inputs = [builder.input(str(index), shape) for index, shape in enumerate(shapes)]
+    builder.output("y", operation(builder, inputs))
+    return builder.build()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation(arena: Arena, name: str) -> None:
+    shapes, operation, reference = OPERATIONS[name]
+    graph = build(arena, shapes, operation)
+    for seed in (1, 100):
+        inputs = [normal(*shape, seed=seed + index) for index, shape in enumerate(shapes)]
+        found = graph.run({str(index): array for index, array in enumerate(inputs)})["y"]
+        expected = reference(inputs)
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    graph.close()
+
+
+def test_graphs_of_one_arena_take_turns(arena: Arena) -> None:
+    small = build(arena, [(4, 8)], lambda g, t: g.relu(g.scale(t[0], -1)))
+    large = build(arena, [(64, 8)], lambda g, t: g.softmax(g.scale(g.relu(t[0]), 2), 1))
+    a, b = normal(4, 8), normal(64, 8)
+    for _ in range(3):
+        np.testing.assert_array_equal(small.run({"0": a})["y"], np.maximum(-a, 0))
+        expected = softmax(np.maximum(b, 0) * np.float32(2))
+        np.testing.assert_allclose(large.run({"0": b})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_taps_are_results_only_of_a_tapped_graph(arena: Arena) -> None:
+    x = normal(3, 4)
+    for tapped, names in ((False, {"y"}), (True, {"y", "stage"})):
+        builder = GraphBuilder(arena, "test", tapped=tapped)
+        with builder.scope("block"):
+            stage = builder.tap("stage", builder.relu(builder.input("x", (3, 4))))
+            builder.output("y", builder.scale(stage, 3))
+        graph = builder.build()
+        results = graph.run({"x": x})
+        assert results.keys() == names
+        np.testing.assert_array_equal(results["y"], np.maximum(x, 0) * np.float32(3))
+        if tapped:
+            np.testing.assert_array_equal(results["stage"], np.maximum(x, 0))
+        assert [node.name for node in graph.nodes()] == ["stage", "block.scale.3"]
+        assert [node.operation for node in graph.nodes()] == ["RELU", "SCALE"]
+        assert {(node.buffer, node.backend) for node in graph.nodes()} == {("CPU", "CPU")}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, r"inputs are \[\]"),
+        ({"0": normal(2, 3), "1": normal(1)}, r"expected \['0'\]"),
+        ({"0": normal(3, 2)}, r"the input 0 has the shape \(3, 2\)"),
+    ],
+)
+def test_wrong_inputs_are_refused(
+    arena: Arena, inputs: dict[str, FloatArray], message: str
+) -> None:
+    graph = build(arena, [(2, 3)], lambda g, t: g.relu(t[0]))
+    with pytest.raises(BackendError, match=message):
+        graph.run(inputs)
+
+
+ABORTING: list[tuple[Shapes, Build]] = [
+    ([(2, 3), (4, 5)], lambda g, t: g.matmul(t[0], t[1])),
+    ([(2, 3)], lambda g, t: g.reshape(t[0], (4, 2))),
+    ([(2, 3)], lambda g, t: g.narrow(t[0], 1, 2, 2)),
+    ([(2, 3)], lambda g, t: g.narrow(t[0], 1, -1, 2)),
+    ([(1, 2, 6)], lambda g, t: g.split_heads(t[0], 0, 5, 2)),
+    ([(2, 3), (4,)], lambda g, t: g.add(t[0], t[1])),
+    ([(2, 3), (4,)], lambda g, t: g.multiply(t[0], t[1])),
+    ([(2, 3), (2, 4)], lambda g, t: g.concat([t[0], t[1]], axis=0)),
+    ([(2, 3), (2, 2)], lambda g, t: g.swiglu(t[0], t[1])),
+    ([(2, 3)], lambda g, t: g.repeat(t[0], (3, 3))),
+]
+
+
+@pytest.mark.parametrize(("shapes", "operation"), ABORTING)
+def test_shapes_that_libggml_would_abort_on_are_refused(
+    arena: Arena, shapes: Shapes, operation: Build
+) -> None:
+    with pytest.raises(BackendError):
+        build(arena, shapes, operation)
+
+
+def test_too_many_operations_are_refused(arena: Arena) -> None:
+    builder = GraphBuilder(arena, "long")
+    x = builder.input("x", (1,))
+    with pytest.raises(BackendError, match="too many operations"):
+        for _ in range(MAX_TENSORS):
+            x = builder.relu(x)
+
+
+class Poor:
+    """libggml on a device that supports no operation."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "ggml_backend_dev_supports_op":
+            return _never
+        return getattr(self._handle, name)
+
+
+def _never(*_arguments: object) -> bool:
+    return False
+
+
+def test_an_operation_that_the_device_lacks_is_refused(arena: Arena) -> None:
+    library = arena.backend.library
+    poor: Any = Poor(library.handle)
+    arena.backend.library = dataclasses.replace(library, handle=poor)
+    with pytest.raises(BackendError, match=r"does not support the operation RELU of relu\.2"):
+        build(arena, [(2, 3)], lambda g, t: g.relu(t[0]))

@@ -1,0 +1,87 @@
+"""A model file is refused before anything is allocated, by the name of what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from facts import TINY
+from tiny_release import Release
+
+from sam3d_gguf.runtime.body import BodyModel
+from sam3d_gguf.runtime.loading import check_companion, load_weights
+from sam3d_gguf.runtime.weights import Weights
+from sam3d_gguf.schemas.errors import ContractError, InputError
+
+
+def changed(path: Path, folder: Path, old: bytes, new: bytes) -> Path:
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    target = folder / path.name
+    target.write_bytes(data.replace(old, new))
+    return target
+
+
+def digest(weights: Weights, key: str) -> bytes:
+    return str(weights.metadata[key]).encode()
+
+
+@pytest.mark.parametrize("key", ["sam3d.content_sha256", "sam3d.semantics_sha256"])
+def test_a_wrong_digest_is_refused(single: Release, tmp_path: Path, key: str) -> None:
+    found = digest(load_weights(single.body, "body"), key)
+    other = b"0" * 64
+    path = changed(single.body, tmp_path, found, other)
+    with pytest.raises(ContractError, match=key):
+        load_weights(path, "body")
+
+
+def test_changed_semantics_are_refused(single: Release, tmp_path: Path) -> None:
+    path = changed(single.body, tmp_path, b"sqrt(width^2+height^2)", b"sqrt(width^2-height^2)")
+    with pytest.raises(ContractError, match="default_focal_length"):
+        load_weights(path, "body")
+
+
+def test_changed_data_are_refused_when_verified(single: Release, tmp_path: Path) -> None:
+    weights = load_weights(single.mhr, "mhr")
+    data = bytearray(single.mhr.read_bytes())
+    data[weights.tensor("identity.base").offset] ^= 1
+    path = tmp_path / "mhr.gguf"
+    path.write_bytes(data)
+    load_weights(path, "mhr")
+    with pytest.raises(ContractError, match=r"identity\.base"):
+        load_weights(path, "mhr", verify=True)
+    load_weights(single.mhr, "mhr", verify=True)
+
+
+@pytest.mark.parametrize("key", ["sam3d.content_sha256", "sam3d.semantics_sha256"])
+def test_another_companion_is_refused(single: Release, key: str) -> None:
+    body, mhr = load_weights(single.body, "body"), load_weights(single.mhr, "mhr")
+    check_companion(body, mhr)
+    other = dataclasses.replace(mhr, metadata={**mhr.metadata, key: "0" * 64})
+    with pytest.raises(ContractError, match="companion"):
+        check_companion(body, other)
+
+
+def test_components_are_no_single_file(components: Release) -> None:
+    path = components.folder / "mhr.lod1.gguf"
+    files = [path] if path.exists() else sorted(components.folder.glob("*.gguf"))
+    with pytest.raises(ContractError, match="layout single"):
+        load_weights(files[0], "mhr")
+
+
+def test_a_widened_model_runs_too(single_f32: Release, single: Release) -> None:
+    box = [[52.0, 8.5, 141.25, 139.0]]
+    results: list[bytes] = []
+    for release in (single, single_f32):
+        with BodyModel.load(release.body, mhr=release.mhr, threads=1) as model:
+            results.append(model(TINY / "input.png", box)["pred_vertices"].tobytes())
+    assert results[0] == results[1]
+
+
+def test_links_and_missing_files_are_refused(single: Release, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(single.body)
+    for path in (link, tmp_path / "absent.gguf", tmp_path):
+        with pytest.raises(InputError):
+            load_weights(path, "body")
