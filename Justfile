@@ -120,7 +120,8 @@ typecheck: setup
 oracle-typecheck: oracle
     @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
         --disable-error-code import-untyped --python-executable .oracle/bin/python \
-        tests/oracle/load_checkpoint.py tests/oracle/make_full_*.py benchmarks/plain.py
+        tests/oracle/load_checkpoint.py tests/oracle/make_full_*.py benchmarks/plain.py \
+        benchmarks/original_body.py
 
 # Make .oracle/: PyTorch (CPU) and friends, which tests and benchmarks run as a second program
 oracle: setup
@@ -145,6 +146,25 @@ oracle: setup
 # Full-shape conversion against the plain way in PyTorch (writes benchmarks/results.json)
 bench *options: setup oracle
     @"{{ bin }}/python" -m benchmarks.bench {{ options }}
+
+# Image to mesh at full shape against the original, whose two checkouts are named (after setup-blas)
+bench-run original dinov3 *options: original-environment
+    @"{{ bin }}/python" -m benchmarks.run_body --original "{{ original }}" --dinov3 "{{ dinov3 }}" \
+        --python .cache/original/bin/python {{ options }}
+
+# Make .cache/original/: what the original imports, over the PyTorch of .oracle
+[private]
+original-environment: oracle
+    #!/usr/bin/env bash
+    set -euo pipefail
+    wanted=$(cat .oracle/made-from benchmarks/original.txt)
+    if [ "$(cat .cache/original/made-from 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+    {{ uv }} venv --quiet --clear --python .oracle/bin/python .cache/original
+    {{ uv }} pip install --quiet --no-deps --python .cache/original/bin/python -r benchmarks/original.txt
+    site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    .oracle/bin/python -c "$site" >"$(.cache/original/bin/python -c "$site")/oracle.pth"
+    .cache/original/bin/python -c 'import cv2, einops, roma, torch, pytorch_lightning'
+    echo "$wanted" >.cache/original/made-from
 
 # Coverage-guided fuzzing of the parsers, SECONDS for each target
 fuzz seconds="60": setup

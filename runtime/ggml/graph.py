@@ -84,6 +84,7 @@ class Arena:
                 action="Free memory, or choose another device.",
             )
         self._owner = graph
+        graph.note_buffers()
 
     def _grow(self, name: str, needed: int, missing: int) -> None:
         purpose = f"the intermediates of {name}"
@@ -143,6 +144,7 @@ class Graph:
         self._arena = arena
         self._contexts = [context]
         self._segments = [Segment(arena.backend.address, address)]
+        self._buffer_names: dict[int, str] = {}
         self._inputs = inputs
         self._outputs = outputs
 
@@ -218,12 +220,10 @@ class Graph:
 
     def _node(self, address: int, backend: str) -> Node:
         library = self._arena.backend.library
-        struct = TensorStruct.from_address(address)
-        buffer = struct.buffer
         return Node(
-            bytes(struct.name).decode(),
+            bytes(TensorStruct.from_address(address).name).decode(),
             library.text("ggml_op_desc", address),
-            library.text("ggml_backend_buffer_name", buffer) if buffer else "",
+            self._buffer_names.get(address, ""),
             backend,
         )
 
@@ -232,6 +232,17 @@ class Graph:
         address = graph or self.address
         count = library.call("ggml_graph_n_nodes", address)
         return [library.pointer("ggml_graph_node", address, index) for index in range(count)]
+
+    def note_buffers(self) -> None:
+        """Keeps the buffers' names for `nodes`: a buffer is freed when a larger graph needs more."""
+        if self._buffer_names:
+            return
+        library = self._arena.backend.library
+        for address in self._addresses():
+            buffer = TensorStruct.from_address(address).buffer
+            if buffer:
+                name = library.text("ggml_backend_buffer_name", buffer)
+                self._buffer_names[address] = name
 
     def forget_places(self) -> None:
         """Makes the graph's own tensors unplaced again, so that an arena can place them."""
@@ -478,15 +489,18 @@ class GraphBuilder:
         fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
         self._require(fits, "attention", q, k, v)
         factor = width**-0.5
-        if self._backend.device.backend == "cpu":
+        accelerated = self._backend.accelerator is not None
+        if self._backend.device.backend == "cpu" and not accelerated:
             # One pass in F32, in a third less time than two products; takes views as they are.
             addresses = (q.address, k.address, v.address, None)
             joined = self._node(
                 "flash_attn_ext", (batch, tokens, heads, width), *addresses, factor, 0.0, 0.0
             )
         else:
-            weights = self.softmax(self.matmul(q, k), factor)
             values = self.permute(v, (0, 1, 3, 2))
+            if accelerated:  # BLAS takes only packed operands, and is then faster than one pass
+                q, k, values = self._packed(q), self._packed(k), self._packed(values)
+            weights = self.softmax(self.matmul(q, k), factor)
             joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
         return self.reshape(joined, (batch, tokens, heads * width))
 
