@@ -353,7 +353,6 @@ def impossible_values(key: str, value: GgufValue) -> Iterator[GgufValue | None]:
         case _:
             pass
     yield string("")
-    yield GgufValue(ValueType.ARRAY, (), ValueType.UINT8)
 
 
 # What a file says of its own origin can't be told from the file alone.
