@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from checkpoint_bytes import Tree, module, script_archive, storage, tensor, zip_checkpoint
+from checkpoint_bytes import (
+    Tree,
+    legacy_checkpoint,
+    module,
+    script_archive,
+    storage,
+    tensor,
+    zip_checkpoint,
+)
 from facts import TINY
 
 from sam3d_gguf.convert.request import Request
@@ -239,10 +247,34 @@ def sources_of(path: Path) -> dict[str, Source]:
         }
 
 
-def checkpoint_of(tensors: Mapping[str, Source], beside: Mapping[str, Tree] | None = None) -> bytes:
-    """A zip checkpoint with a flat state dict; `beside` are other entries of it."""
+def checkpoint_of(
+    tensors: Mapping[str, Source],
+    beside: Mapping[str, Tree] | None = None,
+    *,
+    wrapper: str = "",
+    shared: Mapping[str, str] | None = None,
+) -> bytes:
+    """A zip checkpoint.
+
+    Args:
+        tensors: its state dict.
+        beside: other entries of the outermost dictionary.
+        wrapper: the entry that holds the state dict, if it is not the outermost dictionary itself.
+        shared: tensors that view the storage of another, by name.
+    """
     state, storages = _written(tensors)
-    return zip_checkpoint({**state, **(beside or {})}, storages)
+    for name, other in (shared or {}).items():
+        state[name] = state[other]
+    root: dict[str, Tree] = {wrapper: state} if wrapper else state
+    return zip_checkpoint({**root, **(beside or {})}, storages)
+
+
+def legacy_checkpoint_of(tensors: Mapping[str, Source]) -> bytes:
+    """A checkpoint with a flat state dict in the form before torch 1.6."""
+    # There a storage may be a view of another, or None.
+    state, storages = _written(tensors, None)
+    counts = {str(n): math.prod(source.shape) for n, source in enumerate(tensors.values())}
+    return legacy_checkpoint(state, storages, counts=counts)
 
 
 def asset_of(tensors: Mapping[str, Source], attributes: Mapping[str, Tree]) -> bytes:
@@ -264,13 +296,15 @@ def _modules(attributes: Mapping[str, Any]) -> Tree:
     )
 
 
-def _written(tensors: Mapping[str, Source]) -> tuple[dict[str, Tree], dict[str, bytes]]:
+def _written(
+    tensors: Mapping[str, Source], *rest: Tree
+) -> tuple[dict[str, Tree], dict[str, bytes]]:
     state: dict[str, Tree] = {}
     storages: dict[str, bytes] = {}
     for number, (name, source) in enumerate(tensors.items()):
         strides = tuple(math.prod(source.shape[axis + 1 :]) for axis in range(len(source.shape)))
         storages[str(number)] = source.data
-        lies = storage(str(number), math.prod(source.shape), _STORAGES[source.dtype])
+        lies = storage(str(number), math.prod(source.shape), _STORAGES[source.dtype], *rest)
         state[name] = tensor(source.shape, strides, 0, lies)
     return state, storages
 

@@ -17,10 +17,17 @@ from tiny_release import (
     CHECKPOINT,
     CONFIG,
     Release,
+    Source,
+    asset_of,
+    checkpoint_of,
     from_extraction,
+    legacy_checkpoint_of,
+    load_file,
     names_in,
+    read_json,
     request,
     sha256,
+    sources_of,
 )
 
 from sam3d_gguf.convert.release import convert_body, convert_mhr
@@ -315,3 +322,83 @@ def test_a_body_alone_is_incomplete(single: Release, tmp_path: Path) -> None:
     result = verify([tmp_path / "manifest.json"])
     assert result.is_good
     assert "incomplete, unpinned" in result.verdict
+
+
+# Other forms of the same checkpoint
+
+
+def test_the_form_of_a_checkpoint_does_not_matter(single: Release, tmp_path: Path) -> None:
+    tensors = sources_of(CHECKPOINT)
+    forms = {
+        "state_dict": checkpoint_of(tensors, {"epoch": 3}, wrapper="state_dict"),
+        "model": checkpoint_of(tensors, {"optimizer": {"lr": 0.1}}, wrapper="model"),
+        "legacy": legacy_checkpoint_of(tensors),
+        "reversed": checkpoint_of(dict(reversed(tensors.items()))),
+    }
+    expected = single.files()["body"]["content_sha256"]
+
+    for name, data in forms.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.ckpt").write_bytes(data)
+        manifest = convert_body(
+            request(folder / "body.gguf", checkpoint=folder / "model.ckpt", config=CONFIG, mhr=None)
+        )
+        assert manifest.files[0].content_sha256 == expected, name
+        check_tensors(folder / "body.gguf", BODY, "source")
+
+
+def test_shared_storages_are_written_twice_and_recorded(tmp_path: Path) -> None:
+    """The official file has them: the hand's faces and keypoint mapping are the body's."""
+    tensors = sources_of(CHECKPOINT)
+    shared = {
+        f"head_pose_hand.{name}": f"head_pose.{name}" for name in ("faces", "keypoint_mapping")
+    }
+    assert all(tensors[name].shape == tensors[other].shape for name, other in shared.items())
+    kept = {name: source for name, source in tensors.items() if name not in shared}
+    checkpoint, out = tmp_path / "model.ckpt", tmp_path / "out"
+    checkpoint.write_bytes(checkpoint_of(kept, shared=shared))
+    out.mkdir()
+
+    convert_body(
+        request(
+            out / "body.gguf",
+            checkpoint=checkpoint,
+            config=CONFIG,
+            mhr=None,
+            keep_safetensors=out / "kept",
+        )
+    )
+
+    expected = BODY | {name: BODY[other] for name, other in shared.items()}
+    check_tensors(out / "body.gguf", expected, "source")
+    safetensors = load_file(out / "kept" / "other.safetensors")
+    for name, other in shared.items():
+        assert digest(safetensors[name]) == BODY[other].sha256
+    report = read_json(out / "kept" / "extraction.json")
+    assert sorted(map(sorted, report["shared_storages"])) == [
+        sorted(pair) for pair in sorted(shared.items())
+    ]
+
+
+def test_tensors_without_elements_and_of_one_are_left_out_of_mhr(tmp_path: Path) -> None:
+    """The official asset has such limits, which inference does not use."""
+    limits = {
+        "character_torch.parameter_limits.empty": Source("F32", (0,), b""),
+        "character_torch.parameter_limits.single": Source("F32", (1, 1), bytes(4)),
+        "character_torch.parameter_limits.scalar": Source("I64", (), bytes(8)),
+    }
+    asset, out = tmp_path / "mhr_model.pt", tmp_path / "out"
+    asset.write_bytes(asset_of(sources_of(ASSET) | limits, {}))
+    out.mkdir()
+
+    manifest = convert_mhr(
+        request(out / "mhr.gguf", checkpoint=asset, mhr=None, keep_safetensors=out / "kept")
+    )
+
+    mhr = {name: MHR[source] for name, source in MHR_SOURCES.items()}
+    check_tensors(out / "mhr.gguf", mhr, "source")
+    assert limits.keys() <= {item.what for item in manifest.left_out}
+    found = load_file(out / "kept" / "mhr.safetensors")
+    assert {name: found[name].shape for name in limits} == {n: s.shape for n, s in limits.items()}
+    assert verify([out / "manifest.json"]).is_good
