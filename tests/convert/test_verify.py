@@ -212,8 +212,18 @@ def places_in(value: Any, path: str = "") -> Iterator[Place]:
         yield value, key, here
 
 
-PAIRS = (("pinned", "unpinned"), ("complete", "incomplete"), ("equal", "none"))
+PAIRS = (
+    ("pinned", "unpinned"),
+    ("complete", "incomplete"),
+    ("equal", "none"),
+    ("source", "f32"),
+    ("single", "components"),
+    ("body", "mhr"),
+    ("conforms", "not applicable"),
+    ("F32", "I32"),
+)
 TURNED = dict(PAIRS) | {second: first for first, second in PAIRS}
+TURNED |= {"does not conform: other dimensions": "conforms", "BF16": "F32"}
 
 
 def other(value: Any) -> Any:
