@@ -10,6 +10,7 @@ import functools
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import facts
@@ -29,8 +30,10 @@ from tiny_release import (
     request,
 )
 
+from sam3d_gguf.convert.files import known_answer
 from sam3d_gguf.convert.release import convert_body, convert_mhr, extract_to_folder
 from sam3d_gguf.extractors import extract as extract_module
+from sam3d_gguf.extractors.publication import SealedFile
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, WorkerJob, WorkerResult
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
@@ -41,6 +44,8 @@ MHR_TENSORS: list[Json] = [
     {"name": name, "dtype": t.dtype, "shape": list(t.shape), "sha256": t.sha256}
     for name, t in ORACLE[ASSET.name].items()
 ]
+# As published.
+MHR_GGUF = "d52ab772628fb6d851550381b428185a32da6398793f0ff70299bad1999ba8f8"
 PINNED = {"body.checkpoint": CHECKPOINT, "body.config": CONFIG, "mhr.asset": ASSET}
 
 
@@ -177,3 +182,29 @@ def test_an_extraction_with_its_pinned_source(pins: Any, single: Release, tmp_pa
         convert_mhr(again(allow_unpinned=False))
     with pytest.raises(ContractError, match="expected F32 \\[18439, 3\\]"):
         convert_mhr(again(allow_unpinned=False, checkpoint=ASSET))
+
+
+@pytest.mark.parametrize(
+    ("role", "size", "sha256", "answer"),
+    [
+        ("mhr.lod1", 693_111_264, MHR_GGUF, "equal"),
+        ("mhr.lod1", 693_111_265, MHR_GGUF, None),
+        ("mhr.lod1", 693_111_264, "0" * 64, None),
+        ("body.dinov3_backbone", 693_111_264, MHR_GGUF, None),
+        ("body", 693_111_264, MHR_GGUF, "none"),
+    ],
+)
+def test_a_component_of_pinned_sources_is_the_published_one(
+    role: str, size: int, sha256: str, answer: str | None
+) -> None:
+    written: Any = SimpleNamespace(
+        planned=SimpleNamespace(role=role, name="file.gguf"),
+        sealed=SealedFile(Path("file.gguf"), size, sha256),
+    )
+
+    assert known_answer(written, pinned=False) == "none"
+    if answer is None:
+        with pytest.raises(ContractError, match="the file made from the pinned source"):
+            known_answer(written, pinned=True)
+    else:
+        assert known_answer(written, pinned=True) == answer
