@@ -222,8 +222,12 @@ PAIRS = (
     ("conforms", "not applicable"),
     ("F32", "I32"),
 )
-TURNED = dict(PAIRS) | {second: first for first, second in PAIRS}
-TURNED |= {"does not conform: other dimensions": "conforms", "BF16": "F32"}
+TURNED: dict[str, str] = {
+    **dict(PAIRS),
+    **{second: first for first, second in PAIRS},
+    "does not conform: other dimensions": "conforms",
+    "BF16": "F32",
+}
 
 
 def other(value: Any) -> Any:
