@@ -197,6 +197,8 @@ class GgufWriter:
                 self._progress(len(view))
         if position != end:
             raise ValueError(f"the blocks of {name} are fewer than {tensor.nbytes} bytes")
+        # Written, not left as a hole, so that the next tensor follows without a gap.
+        self._publication.write_at(end, bytes(align(end, self._layout.alignment) - end))
 
     def seal(
         self,

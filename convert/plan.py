@@ -20,7 +20,7 @@ class PlannedTensor:
         bound: its contract; None for one that the source lacks and the contract adds.
         file, target: the safetensors file and its name there.
         dtype: as that file stores it.
-        sha256: of its bytes there.
+        sha256: of its bytes there; None if it is widened for it, and the file isn't written.
     """
 
     spec: GgufTensorSpec
@@ -28,7 +28,7 @@ class PlannedTensor:
     file: str
     target: str
     dtype: str
-    sha256: str
+    sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)

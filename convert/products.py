@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sam3d_gguf.convert.contract_types import TensorSpec
-from sam3d_gguf.extractors.extract import extract, locate, reread
+from sam3d_gguf.extractors.extract import Extracted, Located, extract, locate, reread
 from sam3d_gguf.extractors.extraction import REPORT, ExtractedTensor, Extraction, Model
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import BLOCK_BYTES, hash_file
@@ -96,22 +96,35 @@ class FileProducts:
         """See `Products.reader`."""
         return _FileReader(self)
 
+
+@dataclass(frozen=True, slots=True)
+class SourceProducts:
+    """An extraction whose tensors are read from the legacy file itself.
+
+    `files` are the safetensors, if they were written.
+    """
+
+    extraction: Extraction
+    source: OpenedFile
+    refs: Mapping[tuple[str, str], TensorRef]
+    files: Mapping[str, OpenedFile]
+
+    @classmethod
+    def of(cls, found: Located | Extracted) -> SourceProducts:
+        """Returns them, by the tensors' names in the safetensors."""
+        tensors = found.extraction.tensors
+        refs = {(t.file, t.target): found.refs[t.name] for t in tensors}
+        if isinstance(found, Extracted):
+            return cls(found.extraction, found.source, refs, found.files)
+        return cls(found.extraction, found.source, refs, {})
+
     def publish(self, publications: PublicationSet, folder: Path) -> None:
-        """Adds the files and the report to what will appear; they were extracted to be kept."""
+        """Adds the safetensors and the report to what will appear; they were extracted to be kept."""
         for product in self.extraction.products:
             publications.adopt(self.files[product.file], folder / product.file, product.sha256)
         report = publications.create(folder / REPORT)
         report.write(encode_document(self.extraction.to_document(), "extraction"))
         report.seal()
-
-
-@dataclass(frozen=True, slots=True)
-class SourceProducts:
-    """Safetensors files that are never written: their tensors come from the legacy file itself."""
-
-    extraction: Extraction
-    source: OpenedFile
-    refs: Mapping[tuple[str, str], TensorRef]
 
     def reader(self) -> BlockReader:
         """See `Products.reader`."""
@@ -188,9 +201,7 @@ def products_from_source(
         allow_unpinned=allow_unpinned,
         progress=progress,
     ) as found:
-        tensors = found.extraction.tensors
-        refs = {(t.file, t.target): found.refs[t.name] for t in tensors}
-        yield SourceProducts(found.extraction, found.source, refs)
+        yield SourceProducts.of(found)
 
 
 @contextlib.contextmanager
@@ -202,7 +213,7 @@ def kept_products_from_source(
     sandbox: SandboxChoice | None = None,
     allow_unpinned: bool = False,
     progress: Progress = QUIET,
-) -> Generator[FileProducts]:
+) -> Generator[SourceProducts]:
     """Extract a legacy file to safetensors that `publish` takes; see `extractors.extract.extract`."""
     with extract(
         model,
@@ -213,8 +224,7 @@ def kept_products_from_source(
         keep=True,
         progress=progress,
     ) as done:
-        headers = {name: read_header(file.source) for name, file in done.files.items()}
-        yield FileProducts(done.extraction, done.files, headers)
+        yield SourceProducts.of(done)
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def keeps_bytes(tensor: PlannedTensor) -> bool:
 
 
 def _require_same(tensor: PlannedTensor, sha256: str) -> None:
-    if keeps_bytes(tensor) and sha256 != tensor.sha256:
+    if tensor.sha256 is not None and keeps_bytes(tensor) and sha256 != tensor.sha256:
         raise InputError(
             f"the tensor {tensor.target!r} has SHA-256 {sha256}",
             where=tensor.file,

@@ -90,7 +90,7 @@ def _compare(claims: Claims, products: Products, report: FileReport, progress: P
             report.problems.append("the names or prefix sizes are not those of the source")
     reader = products.reader()
     for name, plan in planned.items():
-        sha256 = plan.sha256 if keeps_bytes(plan) else _sha256(plan, reader)
+        sha256 = (keeps_bytes(plan) and plan.sha256) or _sha256(plan, reader)
         if sha256 != report.tensor_sha256[name]:
             found = report.tensor_sha256[name]
             report.problems.append(

@@ -57,10 +57,16 @@ _WORKER_NAME = "the file"
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """Verified product files, open, and the report on them; `sandbox` names what read the source."""
+    """Verified product files and the legacy file, open, and the report on them.
+
+    `refs` say where each tensor lies in the legacy file, by its name there; `sandbox` names what
+    read it.
+    """
 
     extraction: Extraction
     files: Mapping[str, OpenedFile]
+    source: OpenedFile
+    refs: Mapping[str, TensorRef]
     sandbox: str
 
 
@@ -105,7 +111,8 @@ def extract(
                 settle(file.fd)
         compare = _comparison(source, report, files, progress)
         checked = _check(source, identity, _planned(model, report), compare)
-        yield Extracted(_extraction(model, identity, report, checked), files, result.sandbox)
+        extraction = _extraction(model, identity, report, checked)
+        yield Extracted(extraction, files, source, report.tensors, result.sandbox)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +340,8 @@ def _extraction(
     added: list[AddedTensor] = []
     for product, digests in checked:
         for t in product.tensors:
-            sha256 = digests.tensors[t.name]
             if t.source is None:
+                sha256 = digests.tensors[t.name]
                 added.append(AddedTensor(product.file, t.name, t.dtype, t.shape, t.reason, sha256))
                 continue
             ref = report.tensors[t.source.name]
@@ -350,7 +357,7 @@ def _extraction(
                     member=ref.storage.member,
                     offset=ref.storage_offset,
                     strides=ref.strides,
-                    sha256=sha256,
+                    sha256=digests.tensors.get(t.name),
                 )
             )
     pinned = source.origin == "pinned"

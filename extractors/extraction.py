@@ -66,7 +66,8 @@ class ExtractedTensor:
         shape: PyTorch order.
         member: the storage's record in the source; empty in the legacy form.
         offset, strides: of the view, in elements.
-        sha256: of the bytes in the safetensors file.
+        sha256: of the bytes in the safetensors file; None where that file isn't written and the
+            source stores other bytes.
     """
 
     name: str
@@ -79,7 +80,7 @@ class ExtractedTensor:
     member: str
     offset: int
     strides: tuple[int, ...]
-    sha256: str
+    sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)

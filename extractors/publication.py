@@ -10,10 +10,9 @@
         publications.commit()
 
 A file is written in its target folder, without a name where the file system can do that (O_TMPFILE)
-and under an unfinished name where it can't; `seal` forces it to the disk, reads it back (after
-asking the kernel to drop its cached pages, which it may not do) and compares; `commit` links the
-files into place in the order they were created, which fails where a name is taken and never
-replaces anything. Leaving the `with` block without `commit` leaves nothing. What a killed run left
+and under an unfinished name where it can't; `seal` forces it to the disk, reads it back from there
+(see `direct_io`) and compares; `commit` links the files into place in the order they were created,
+which fails where a name is taken and never replaces anything. Leaving the `with` block without `commit` leaves nothing. What a killed run left
 is removed by the next run in that folder (see `litter`).
 """
 
@@ -28,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.extractors.direct_io import DiskSource, StreamWriter, forget, reopen_direct
 from sam3d_gguf.extractors.files import OpenedFile
 from sam3d_gguf.extractors.hashing import Progress, Readable, Region, hash_file
 from sam3d_gguf.extractors.litter import (
@@ -40,8 +39,6 @@ from sam3d_gguf.extractors.litter import (
 )
 from sam3d_gguf.extractors.target_folder import TargetFolder, output_error
 from sam3d_gguf.schemas.errors import InputError, OutputError
-
-_WRITEBACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +66,7 @@ def settle(fd: int) -> None:
         OSError: the file could not be written out.
     """
     os.fsync(fd)
-    _forget(fd, 0, 0)
-
-
-def _forget(fd: int, offset: int, size: int) -> None:
-    # Best effort: some file systems don't take the advice.
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+    forget(fd)
 
 
 class Publication:
@@ -96,6 +87,7 @@ class Publication:
         self._unfinished = unfinished
         self._digest = hashlib.sha256()
         self._appended = 0
+        self._stream: StreamWriter | None = None
         self._sealed: SealedFile | None = None
 
     @property
@@ -130,24 +122,24 @@ class Publication:
         Raises:
             OutputError: the disk is full, or any other reason why it can't be written.
         """
-        self.write_at(self._appended, data)
-        self._digest.update(data)
-        self._appended += memoryview(data).nbytes
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        with self._failing("writing"):
+            while view:
+                count = os.pwrite(self.fd, view, self._appended)
+                self._appended += count
+                view = view[count:]
 
     def write_at(self, offset: int, data: Readable) -> None:
-        """Writes data at an offset; a file written so is sealed with the regions it must have.
+        """Writes data at an offset, by the time of `seal`, which is given the regions to expect.
 
         Raises:
             OutputError: the disk is full, or any other reason why it can't be written.
         """
-        view = memoryview(data).cast("B")
-        done = 0
+        if self._stream is None:
+            self._stream = StreamWriter(self.fd, reopen_direct(self.fd, os.O_WRONLY))
         with self._failing("writing"):
-            while done < len(view):
-                done += os.pwrite(self.fd, view[done:], offset + done)
-        if done >= _WRITEBACK_BYTES:
-            # Starts the write-out now, so that `seal` doesn't wait for all of it at the end.
-            _forget(self.fd, offset, done)
+            self._stream.write_at(offset, memoryview(data).cast("B"))
 
     def resize(self, size: int) -> None:
         """Sets the file's size; bytes not written yet read as zeros.
@@ -177,12 +169,14 @@ class Publication:
         size = _covered(regions)
         self._expect(self.size if self.size is not None else size, size)
         with self._failing("writing"):
+            if self._stream is not None:
+                self._stream.flush()
             settle(self.fd)
         self._expect(os.fstat(self.fd).st_size, size)
         try:
-            source = ByteSource(self.fd, str(self.destination))
             spans = [Region(region.offset, region.size) for region in regions]
-            digests = hash_file(source, spans, progress=progress)
+            with DiskSource(self.fd, str(self.destination)) as source:
+                digests = hash_file(source, spans, progress=progress)
         except InputError as error:
             raise OutputError(
                 f"the file can't be read back: {error.what}", where=str(self.destination)
@@ -227,6 +221,8 @@ class Publication:
 
     def close(self) -> None:
         """Removes the unfinished name and closes the file; unless linked, it is gone."""
+        if self._stream is not None:
+            self._stream.close()
         if self._unfinished is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._unfinished, dir_fd=self._folder.fd)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.extractors.direct_io import DiskSource
 from sam3d_gguf.extractors.hashing import (
     BLOCK_BYTES,
     ParallelHasher,
@@ -34,7 +35,10 @@ _HASHED_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class ProductDigests:
-    """SHA-256 (hex) of a product file, and of each of its tensors by their names in it."""
+    """SHA-256 (hex) of a product file, and of its tensors by their names in it.
+
+    A tensor that is widened for a file that nobody writes has none: no file could be compared.
+    """
 
     sha256: str
     bytes: int
@@ -78,7 +82,8 @@ def recheck(
                 where=product.file,
             )
 
-    digests = hash_file(file, regions, on_region=compare, progress=progress)
+    with DiskSource(file.fd, file.name) as read:
+        digests = hash_file(read, regions, on_region=compare, progress=progress)
     names = (tensor.name for tensor in product.tensors)
     return ProductDigests(digests.sha256, size, dict(zip(names, digests.regions, strict=True)))
 
@@ -99,22 +104,23 @@ def digest_product(
     specs = [SafetensorsSpec(t.name, t.dtype, t.shape) for t in product.tensors]
     header, entries = canonical_header(specs)
     whole = hashlib.sha256(header)
-    digests = [hashlib.sha256() for _ in product.tensors]
+    digests = {t.name: hashlib.sha256() for t in product.tensors if _keeps_bytes(t, refs)}
     # One more block than the hasher holds: the next is made before it waits for the oldest.
     ring = BlockRing(_HASHED_AT_ONCE + 1)
     with ParallelHasher(2, depth=_HASHED_AT_ONCE) as hasher:
-        for tensor, digest in zip(product.tensors, digests, strict=True):
+        for tensor in product.tensors:
+            digest = digests.get(tensor.name)
             for block in product_blocks(source, refs, tensor, ring):
                 hasher.advance()
                 hasher.update(0, whole, block.data)
-                hasher.update(1, digest, block.data)
+                if digest is not None:
+                    hasher.update(1, digest, block.data)
                 if progress is not None:
                     progress(block.nbytes)
         hasher.wait()
     size = len(header) + (entries[-1].end if entries else 0)
-    names = (tensor.name for tensor in product.tensors)
-    sha256 = (digest.hexdigest() for digest in digests)
-    return ProductDigests(whole.hexdigest(), size, dict(zip(names, sha256, strict=True)))
+    tensors = {name: digest.hexdigest() for name, digest in digests.items()}
+    return ProductDigests(whole.hexdigest(), size, tensors)
 
 
 class BlockRing:
@@ -158,6 +164,10 @@ def product_blocks(
     for block in iter_blocks(source, ref, size, ring.scratch):
         wide = np.frombuffer(ring.take(), np.float32)
         yield upcast(block, ref.dtype, wide).view(np.uint8)
+
+
+def _keeps_bytes(tensor: ProductTensor, refs: Mapping[str, TensorRef]) -> bool:
+    return tensor.source is None or tensor.dtype == refs[tensor.source.name].dtype
 
 
 class _Stream:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from sam3d_gguf.extractors.archive import Archive
 from sam3d_gguf.extractors.byte_source import ByteSource
 from sam3d_gguf.extractors.checkpoint import check_storages, read_archive
+from sam3d_gguf.extractors.direct_io import StreamWriter, open_direct
 from sam3d_gguf.extractors.limits import Limits
 from sam3d_gguf.extractors.materialize import iter_blocks, upcast
 from sam3d_gguf.extractors.products import (
@@ -82,18 +83,22 @@ def _extract(source: ByteSource, archive: Archive, model: str, folder: Path) -> 
 def _write(source: ByteSource, archive: Archive, product: Product, folder: Path) -> None:
     specs = [SafetensorsSpec(t.name, t.dtype, t.shape) for t in product.tensors]
     header, _ = canonical_header(specs)
-    writer = _Writer(source, archive)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    fd = os.open(folder / product.file, flags, 0o600)
+    blocks = _Blocks(source, archive)
+    path = folder / product.file
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        _write_all(fd, memoryview(header))
-        for tensor in product.tensors:
-            writer.write(fd, tensor)
+        with StreamWriter(fd, open_direct(str(path), os.O_WRONLY)) as writer:
+            writer.write_at(0, memoryview(header))
+            position = len(header)
+            for data in (data for tensor in product.tensors for data in blocks.of(tensor)):
+                writer.write_at(position, data)
+                position += len(data)
+            writer.flush()
     finally:
         os.close(fd)
 
 
-class _Writer:
+class _Blocks:
     """Widens blocks into memory that is used again for the next one."""
 
     def __init__(self, source: ByteSource, archive: Archive) -> None:
@@ -102,21 +107,16 @@ class _Writer:
         self._read = [memoryview(bytearray(_BLOCK_BYTES))]
         self._wide = np.empty(_BLOCK_BYTES // 2, np.float32)
 
-    def write(self, fd: int, tensor: ProductTensor) -> None:
-        """Append a tensor's bytes."""
+    def of(self, tensor: ProductTensor) -> Iterator[memoryview]:
+        """Yield a tensor's bytes in its product."""
         if tensor.source is None:
-            _write_all(fd, memoryview(bytes(tensor.elements * ITEMSIZE[tensor.dtype])))
+            yield memoryview(bytes(tensor.elements * ITEMSIZE[tensor.dtype]))
             return
         ref = self._archive.tensors[tensor.source.name]
         for block in iter_blocks(self._source, ref, _BLOCK_BYTES, self._read):
             if tensor.dtype != ref.dtype:
                 block = upcast(block, ref.dtype, self._wide)
-            _write_all(fd, block.view(np.uint8).data)
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+            yield block.view(np.uint8).data
 
 
 @dataclass(slots=True)
