@@ -13,14 +13,18 @@ default:
 setup: (packages "required" "bwrap:bubblewrap" "c++:g++") sandbox-check
     @{{ uv }} sync --locked --quiet
 
-# Install the Debian packages of the commands that are missing (COMMAND:PACKAGE ...)
+# Install the Debian packages of what is missing (COMMAND:PACKAGE or PKG-CONFIG-NAME.pc:PACKAGE ...)
 [private]
 packages need *pairs:
     #!/usr/bin/env bash
     set -euo pipefail
     missing=()
     for pair in {{ pairs }}; do
-        PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+        thing=${pair%%:*}
+        case $thing in
+        *.pc) pkg-config --exists "${thing%.pc}" 2>/dev/null ;;
+        *) PATH="$PATH:/usr/sbin:/sbin" command -v "$thing" >/dev/null ;;
+        esac || missing+=("${pair##*:}")
     done
     [ ${#missing[@]} -gt 0 ] || exit 0
     if [ "$(id -u)" = 0 ]; then as_root=(env)
@@ -55,11 +59,13 @@ sandbox-check:
     exit 1
 
 # Build GGML's Vulkan backend as a module beside the CPU backend (about 5 minutes)
-setup-vulkan: setup (packages "required" "cmake:cmake" "glslc:glslc")
+setup-vulkan: setup (packages "required" "cmake:cmake" "glslc:glslc" "pkg-config:pkg-config"
+    "vulkan.pc:libvulkan-dev" "SPIRV-Headers.pc:spirv-headers")
     @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup vulkan
 
 # Build GGML's BLAS backend as a module: the CPU's large products then run in OpenBLAS
-setup-blas: setup (packages "required" "cmake:cmake" "pkg-config:pkg-config")
+setup-blas: setup (packages "required" "cmake:cmake" "pkg-config:pkg-config"
+    "openblas.pc:libopenblas-openmp-dev")
     @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup blas
 
 # Convert, verify and inspect the synthetic model of tests/fixtures (writes demo-output/)
