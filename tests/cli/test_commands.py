@@ -355,6 +355,23 @@ def test_what_the_system_refuses_is_said_in_words(
     assert "internal" not in ended.err
 
 
+def test_inspect_lists_what_has_no_meaning_first(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    harmless = [Global("torch", f"{kind}Storage") for kind in ("Half", "Int", "Long", "Short")]
+    harmless += [Global("torch", f"float{bits}") for bits in (16, 32, 64)]
+    harmless += [Global("torch", f"int{bits}") for bits in (8, 16, 32, 64)]
+    harmless += [Global("torch", name) for name in ("bool", "uint8", "Size", "device")]
+    extra = [*harmless, Global("os", "system"), Global("numpy", "dtype")]
+    path.write_bytes(checkpoint_of({"a": Source("F32", (1,), bytes(4))}, {"extra": extra}))
+
+    lines = run("sam3d-inspect", path).out.splitlines()
+
+    assert "unknown global named: os.system" in lines
+    assert "unknown global named: numpy.dtype" in lines
+    assert sum(line.startswith("global named: ") for line in lines) == 13
+    assert any("more; --json lists all" in line for line in lines)
+
+
 # Text from input
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[red]a[/red][/]\n:smile: \u202e\\ [link=file:///x]b"
