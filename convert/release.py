@@ -50,11 +50,11 @@ from sam3d_gguf.extractors.extraction import (
     Origin,
     SourceIdentity,
 )
-from sam3d_gguf.extractors.litter import scratch_folder
 from sam3d_gguf.extractors.new_folder import NewFolder, new_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.extractors.scratch import scratch_in
 from sam3d_gguf.extractors.target_folder import output_error
 from sam3d_gguf.schemas.documents import encode_document
 from sam3d_gguf.schemas.errors import ContractError, InputError
@@ -117,7 +117,7 @@ def extract_to_folder(
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(new_folder(folder))
         publications = stack.enter_context(PublicationSet())
-        scratch = stack.enter_context(scratch_folder(folder.absolute().parent))
+        scratch = stack.enter_context(scratch_in(folder.absolute().parent))
         products = stack.enter_context(
             kept_products_from_source(
                 model,
@@ -374,10 +374,7 @@ class _Run:
         return folder
 
     def _scratch(self, place: Path) -> Path:
-        try:
-            return self._stack.enter_context(scratch_folder(place))
-        except OSError as error:
-            raise output_error(error, place) from error
+        return self._stack.enter_context(scratch_in(place))
 
 
 def _left_out(part: _Body | _Mhr) -> Iterator[ManifestLeftOut]:

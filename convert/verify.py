@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +30,9 @@ from sam3d_gguf.extractors.extraction import TOOL, Model, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.extractors.kinds import FileKind, require_kind
-from sam3d_gguf.extractors.litter import scratch_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.extractors.scratch import temporary_folder
 from sam3d_gguf.extractors.sniff import sniff
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, loads
@@ -142,6 +141,7 @@ def verify(
         InputError: a path can't be opened, a manifest is not the only one, a hash is none, or a
             source is no legacy file.
         SandboxError: the sandbox is missing, or ended its reader.
+        OutputError: there is no space for what the reader of a source reports.
     """
     result = Verification()
     expected = [_sha256(value) for value in expect_sha256]
@@ -280,7 +280,7 @@ def _verify_source(
         require_kind(kind, _MODELS, str(path))
     model = _MODELS[kind]
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(scratch_folder(tempfile.gettempdir()))
+        scratch = stack.enter_context(temporary_folder())
         products = stack.enter_context(
             products_from_source(
                 model, path, scratch, sandbox=sandbox, allow_unpinned=True, progress=progress

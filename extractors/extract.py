@@ -39,9 +39,10 @@ from sam3d_gguf.extractors.publication import settle
 from sam3d_gguf.extractors.recheck import ProductDigests, digest_product, recheck
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxLimits, WorkerJob, WorkerResult
 from sam3d_gguf.extractors.sandbox.run import run_worker
+from sam3d_gguf.extractors.scratch import full_disk, make_outputs
 from sam3d_gguf.extractors.sniff import sniff
 from sam3d_gguf.extractors.tensor_ref import TensorRef
-from sam3d_gguf.extractors.worker import REFUSED, largest_product
+from sam3d_gguf.extractors.worker import REFUSED, largest_product, output_files
 from sam3d_gguf.extractors.worker_report import ERROR, MAX_BYTES, REPORT, WorkerReport, decode
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
@@ -90,6 +91,7 @@ def extract(
         InputError: the file is of another kind, malformed, not pinned, changed while it was read,
             or gave products that are not those published.
         SandboxError: the sandbox is missing or ended the reader.
+        OutputError: there is no space for what the reader writes.
     """
     with open_source(path) as source, contextlib.ExitStack() as stack:
         _require_possible_pin(model, source, allow_unpinned)
@@ -254,6 +256,7 @@ def _read(
     kinds = CHECKPOINTS if model is None else _KINDS[model]
     kind = sniff(source.source)
     require_kind(kind, kinds, source.source.name)
+    make_outputs(folder, output_files(task))
     job = WorkerJob(
         source_fd=source.fd,
         source_path=source.path,
@@ -279,6 +282,8 @@ def _report(source: OpenedFile, kind: FileKind, folder: Path, result: WorkerResu
         raise InputError(
             fault["what"], where=where, expected=fault["expected"], action=fault["action"]
         )
+    if result.ended_by == "disk space":
+        raise full_disk(folder, source, kind)
     result.raise_for_end(where=name)
     if result.exit_status != 0:
         tail = result.stderr.strip().splitlines()[-1:] or ["it says nothing"]
