@@ -12,13 +12,13 @@ from sam3d_gguf.extractors.extract import inspect_legacy
 from sam3d_gguf.extractors.extraction import TOOL, Origin
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
 from sam3d_gguf.extractors.object_tree import Json
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.safetensors_format import read_header
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.scratch import temporary_folder
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.sniff import require_source
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.strict_json import JsonInput
 
@@ -101,8 +101,7 @@ def inspect(
         OutputError: there is no space for what the reader reports.
     """
     with open_source(path) as file:
-        kind = sniff(file.source)
-        require_kind(kind, _READABLE, str(path))
+        kind = require_source(file.source, _READABLE)
         if kind is FileKind.GGUF:
             return _gguf(file, progress)
         if kind is FileKind.SAFETENSORS:

@@ -29,11 +29,11 @@ from sam3d_gguf.convert.verify_source import SourceProof, compare_with_source
 from sam3d_gguf.extractors.extraction import TOOL, Model, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import FileKind, require_kind
+from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.scratch import temporary_folder
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.sniff import require_source
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, loads
 
@@ -276,8 +276,7 @@ def _verify_source(
     path: Path, result: Verification, sandbox: SandboxChoice | None, progress: Progress
 ) -> None:
     with open_source(path) as file:
-        kind = sniff(file.source)
-        require_kind(kind, _MODELS, str(path))
+        kind = require_source(file.source, _MODELS)
     model = _MODELS[kind]
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())

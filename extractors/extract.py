@@ -32,7 +32,7 @@ from sam3d_gguf.extractors.extraction import (
 )
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
 from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import settle
@@ -40,7 +40,7 @@ from sam3d_gguf.extractors.recheck import ProductDigests, digest_product, rechec
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxLimits, WorkerJob, WorkerResult
 from sam3d_gguf.extractors.sandbox.run import run_worker
 from sam3d_gguf.extractors.scratch import full_disk, make_outputs
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.sniff import require_source
 from sam3d_gguf.extractors.tensor_ref import TensorRef
 from sam3d_gguf.extractors.worker import REFUSED, largest_product, output_files
 from sam3d_gguf.extractors.worker_report import ERROR, MAX_BYTES, REPORT, WorkerReport, decode
@@ -254,8 +254,7 @@ def _read(
 ) -> tuple[SourceIdentity, WorkerReport, WorkerResult]:
     """Hash the source, while the sandboxed reader is at work on it."""
     kinds = CHECKPOINTS if model is None else _KINDS[model]
-    kind = sniff(source.source)
-    require_kind(kind, kinds, source.source.name)
+    kind = require_source(source.source, kinds)
     make_outputs(folder, output_files(task))
     job = WorkerJob(
         source_fd=source.fd,

@@ -98,6 +98,7 @@ class _Reader:
                     "is compressed, which torch does to code only",
                     where=self.where(name),
                     expected="a stored member",
+                    action="No official file is like that. Save the checkpoint with torch.save",
                 )
 
     def require_little_endian(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_bytes import Entry, pickled, tensor, zip_archive
 from tiny_release import (
     ASSET,
     CHECKPOINT,
@@ -29,8 +30,9 @@ from tiny_release import (
     sources_of,
 )
 
+from sam3d_gguf.convert.inspect import inspect
 from sam3d_gguf.convert.problems import BindingError
-from sam3d_gguf.convert.release import convert_body, convert_mhr
+from sam3d_gguf.convert.release import convert_body, convert_mhr, extract_to_folder
 from sam3d_gguf.schemas.errors import ContractError, InputError, OutputError, Sam3dError
 
 Sources = dict[str, Source]
@@ -323,13 +325,98 @@ KINDS: dict[str, tuple[Make, str]] = {
     "safetensors": (of(struct.pack("<Q", 2) + b"{}" + bytes(600)), "a safetensors file"),
     "gguf": (of(b"GGUF" + bytes(600)), "a GGUF file"),
     "foreign zip": (foreign_zip, "a zip archive that torch did not write"),
-    "cut short": (of(CHECKPOINT.read_bytes()[:-100]), "damaged or cut short"),
+    "zip cut short": (
+        lambda folder: foreign_zip(folder)[:-9],
+        "a zip archive that is damaged or cut short: does not end with a zip directory",
+    ),
     "gzip": (of(gzip.compress(b"x")), "a gzip file"),
     "json": (of(b'{"error": "gated"}'), "a JSON document"),
     "zeros": (of(bytes(8192)), "starts with zeros only"),
     "text": (of(b"hello"), "of no kind that is known here"),
     "script": (of(ASSET.read_bytes()), "a TorchScript archive"),
 }
+
+
+def entries(*more: Entry) -> list[Entry]:
+    """The members of a checkpoint, and more."""
+    pickle = Entry(b"archive/data.pkl", pickled({"a": tensor()}))
+    return [pickle, Entry(b"archive/data/0", bytes(24)), *more]
+
+
+def overlapping() -> bytes:
+    """The directory names one member's bytes again, under another name."""
+    return zip_archive(entries(Entry(b"archive/again", b"", central={"at": 0})))
+
+
+ARCHIVES: dict[str, tuple[bytes, str, str]] = {
+    "cut short": (
+        CHECKPOINT.read_bytes()[:-100],
+        "does not end with a zip directory: it is cut short or has a tail",
+        "Fetch the file again",
+    ),
+    "name that leaves": (
+        zip_archive(entries(Entry(b"archive/../../x", b""))),
+        "the member name 'archive/../../x' does not stay inside a folder",
+        "No official file",
+    ),
+    "first name that leaves": (
+        zip_archive([Entry(b"../x", b""), *entries()]),
+        "the member name '../x' does not stay inside a folder",
+        "No official file",
+    ),
+    "absolute name": (
+        zip_archive([Entry(b"/etc/x", b""), *entries()]),
+        "the member name '/etc/x' does not stay inside a folder",
+        "No official file",
+    ),
+    "name twice": (
+        zip_archive(entries(Entry(b"archive/data.pkl", pickled({})))),
+        "holds 'archive/data.pkl' twice",
+        "No official file",
+    ),
+    "overlap": (
+        overlapping(),
+        "'archive/data.pkl' overlaps the member after it",
+        "No official file",
+    ),
+    "hidden bytes": (
+        zip_archive([Entry(b"archive/data.pkl", pickled({}), gap=b"hidden")]),
+        "6 bytes lie behind 'archive/data.pkl'",
+        "No official file",
+    ),
+    "compressed": (
+        zip_archive(entries(Entry(b"archive/data/1", bytes(90), method=8))),
+        "'archive/data/1': is compressed, which torch does to code only",
+        "No official file",
+    ),
+    "two roots": (
+        zip_archive(entries(Entry(b"other/data.pkl", b""))),
+        "'other/data.pkl' lies outside the root folder 'archive'",
+        "Fetch the file again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_is_refused_by_its_fault_and_member(
+    out: Path, tmp_path: Path, name: str
+) -> None:
+    data, cause, action = ARCHIVES[name]
+    path = written(tmp_path / "model.ckpt", data)
+    said = [str(refused(out, checkpoint=path))]
+    for task in (
+        lambda: inspect(path),
+        lambda: extract_to_folder("body", path, tmp_path / "x", allow_unpinned=True),
+    ):
+        with pytest.raises(InputError) as caught:
+            task()
+        said.append(str(caught.value))
+
+    for text in said:
+        assert cause in text
+        assert action in text
+        assert str(path) in text
+        assert "damaged" not in text
 
 
 @pytest.mark.parametrize("kind", KINDS)
