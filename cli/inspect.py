@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sam3d_gguf.cli.entry import Command, printing
 from sam3d_gguf.cli.terminal import (
     BaseOption,
     DebugOption,
@@ -31,7 +32,7 @@ _SHOWN = 12
 _CHARACTERS = 100
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     file: Annotated[Path, typer.Argument(help="The file; a legacy one is read in the sandbox.")],
     sandbox: SandboxOption = "bubblewrap",
@@ -44,10 +45,11 @@ def show(
     with reporting(debug):
         with progress_bars() as progress:
             found = inspect(file, sandbox=choose_sandbox(sandbox, base), progress=progress)
-        if json:
-            print_json(found.to_document())
-        else:
-            _print(found)
+        with printing():
+            if json:
+                print_json(found.to_document())
+            else:
+                _print(found)
 
 
 def _print(found: Inspection) -> None:
