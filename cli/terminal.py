@@ -146,6 +146,9 @@ def _words(error: BaseException) -> str:
         return "interrupted; nothing unfinished was left behind"
     if isinstance(error, MemoryError):
         return "the memory does not suffice"
+    if isinstance(error, OSError) and error.strerror:
+        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{named}{error.strerror}"
     return str(error)
 
 

@@ -33,7 +33,7 @@ from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.scratch import temporary_folder
-from sam3d_gguf.extractors.sniff import require_source
+from sam3d_gguf.extractors.sniff import require_source, sniff
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, loads
 
@@ -156,6 +156,12 @@ def verify(
     else:
         for path in paths:
             with open_source(path) as file:
+                if sniff(file.source) is FileKind.JSON:
+                    raise InputError(
+                        f"is {FileKind.JSON.label}, but is not named as a manifest is",
+                        where=str(path),
+                        expected="a GGUF file, or a manifest whose name ends in .json",
+                    )
                 result.files.append(verify_file(file, progress))
         _check_companions(result)
     _check_expected(result, expected, paths)

@@ -94,7 +94,8 @@ def extract(
         OutputError: there is no space for what the reader writes.
     """
     with open_source(path) as source, contextlib.ExitStack() as stack:
-        _require_possible_pin(model, source, allow_unpinned)
+        require_model(model, source)
+        require_possible_pin(model, source, allow_unpinned)
         task = ("extract", model)
         identity, report, result = _read(model, source, folder, task, sandbox, progress)
         if identity.origin == "unpinned" and not allow_unpinned:
@@ -140,7 +141,8 @@ def locate(
     `extract` for arguments and errors.
     """
     with open_source(path) as source:
-        _require_possible_pin(model, source, allow_unpinned)
+        require_model(model, source)
+        require_possible_pin(model, source, allow_unpinned)
         identity, report, result = _read(model, source, folder, ("check",), sandbox, progress)
         if identity.origin == "unpinned" and not allow_unpinned:
             raise _unpinned(model, source, f"its SHA-256 is {identity.sha256}")
@@ -219,9 +221,27 @@ def _planned(model: Model, report: WorkerReport) -> tuple[Product, ...]:
     return plan_products(model, tensors)
 
 
-def _require_possible_pin(model: Model, source: OpenedFile, allow_unpinned: bool) -> None:
-    sizes = {pin.bytes for pin in load_sources().with_role(ROLES[model])}
-    if source.size not in sizes and not allow_unpinned:
+def require_model(model: Model | None, source: OpenedFile) -> FileKind:
+    """Return the kind of a legacy file, which must be one of the model's (None: of any).
+
+    Raises:
+        InputError: it is of another kind.
+    """
+    return require_source(source.source, CHECKPOINTS if model is None else _KINDS[model])
+
+
+def is_possible_pin(model: Model, source: OpenedFile) -> bool:
+    """Whether a pinned legacy file of the model has that size."""
+    return source.size in {pin.bytes for pin in load_sources().with_role(ROLES[model])}
+
+
+def require_possible_pin(model: Model, source: OpenedFile, allow_unpinned: bool) -> None:
+    """Refuse, unless it is allowed, a file that has another size than those that are pinned.
+
+    Raises:
+        InputError: it has.
+    """
+    if not is_possible_pin(model, source) and not allow_unpinned:
         raise _unpinned(model, source, f"it has {source.size} bytes")
 
 
@@ -253,8 +273,7 @@ def _read(
     progress: Progress,
 ) -> tuple[SourceIdentity, WorkerReport, WorkerResult]:
     """Hash the source, while the sandboxed reader is at work on it."""
-    kinds = CHECKPOINTS if model is None else _KINDS[model]
-    kind = require_source(source.source, kinds)
+    kind = require_model(model, source)
     make_outputs(folder, output_files(task))
     job = WorkerJob(
         source_fd=source.fd,
