@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sam3d_gguf.cli.entry import printing
 from sam3d_gguf.cli.terminal import (
     BaseOption,
     DebugOption,
@@ -144,9 +145,14 @@ def _convert(
 ) -> None:
     with progress_bars() as progress:
         manifest = convert(request, progress)
-    if json:
-        print_json(manifest.to_document())
-        return
+    with printing(complete=True):
+        if json:
+            print_json(manifest.to_document())
+        else:
+            _print(manifest, request)
+
+
+def _print(manifest: Manifest, request: Request) -> None:
     table = Table("file", "architecture", "tensors", "bytes", "published hash")
     for file in manifest.files:
         table.add_row(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sam3d_gguf.cli.entry import printing
 from sam3d_gguf.cli.terminal import (
     BaseOption,
     DebugOption,
@@ -25,7 +26,7 @@ from sam3d_gguf.cli.terminal import (
     reporting,
 )
 from sam3d_gguf.convert.release import extract_to_folder
-from sam3d_gguf.extractors.extraction import REPORT, Model
+from sam3d_gguf.extractors.extraction import REPORT, Extraction, Model
 from sam3d_gguf.extractors.sandbox.job import SandboxKind
 
 app = new_app("Extract legacy checkpoints to safetensors, in a sandbox and without running them.")
@@ -90,25 +91,30 @@ def _extract(
                 allow_unpinned=allow_unpinned,
                 progress=progress,
             )
-        if json:
-            print_json(extraction.to_document())
-            return
-        table = Table("file", "tensors", "bytes", "published hash")
-        for product in extraction.products:
-            table.add_row(
-                product.file,
-                str(product.tensors),
-                f"{product.bytes:,}",
-                product.known_answer,
-            )
-        out.print(table)
-        print_hashes((product.sha256, product.file) for product in extraction.products)
-        source = extraction.source
-        out.print(f"source: {cell(source.name)}, SHA-256 {source.sha256}, {source.origin}")
-        if extraction.inert:
-            count = sum(number for _, _, number in extraction.inert)
-            out.print(f"{count} calls in the pickle were recorded and not made; see the report")
-        out.print(f"report: {cell(str(folder / REPORT))}")
+        with printing(complete=True):
+            if json:
+                print_json(extraction.to_document())
+            else:
+                _print(extraction, folder)
+
+
+def _print(extraction: Extraction, folder: Path) -> None:
+    table = Table("file", "tensors", "bytes", "published hash")
+    for product in extraction.products:
+        table.add_row(
+            product.file,
+            str(product.tensors),
+            f"{product.bytes:,}",
+            product.known_answer,
+        )
+    out.print(table)
+    print_hashes((product.sha256, product.file) for product in extraction.products)
+    source = extraction.source
+    out.print(f"source: {cell(source.name)}, SHA-256 {source.sha256}, {source.origin}")
+    if extraction.inert:
+        count = sum(number for _, _, number in extraction.inert)
+        out.print(f"{count} calls in the pickle were recorded and not made; see the report")
+    out.print(f"report: {cell(str(folder / REPORT))}")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sam3d_gguf.cli.entry import Command, printing
 from sam3d_gguf.cli.terminal import (
     BaseOption,
     DebugOption,
@@ -24,13 +25,14 @@ from sam3d_gguf.cli.terminal import (
     reporting,
 )
 from sam3d_gguf.convert.inspect import Inspection, inspect
+from sam3d_gguf.extractors.torch_objects import has_meaning
 
 app = new_app("Say what a legacy checkpoint, safetensors or GGUF file holds.")
 _SHOWN = 12
 _CHARACTERS = 100
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     file: Annotated[Path, typer.Argument(help="The file; a legacy one is read in the sandbox.")],
     sandbox: SandboxOption = "bubblewrap",
@@ -43,10 +45,11 @@ def show(
     with reporting(debug):
         with progress_bars() as progress:
             found = inspect(file, sandbox=choose_sandbox(sandbox, base), progress=progress)
-        if json:
-            print_json(found.to_document())
-        else:
-            _print(found)
+        with printing():
+            if json:
+                print_json(found.to_document())
+            else:
+                _print(found)
 
 
 def _print(found: Inspection) -> None:
@@ -64,7 +67,9 @@ def _print(found: Inspection) -> None:
     _list("shared storage", (", ".join(names) for names in found.shared))
     _list("left out", (f"{what}: {reason}" for what, reason in found.left_out))
     _list("inert call", (f"{name} x{count} at {path}" for path, name, count in found.inert))
-    _list("global named", found.globals)
+    # Names that mean nothing here have lines of their own, which no others can push out.
+    _list("unknown global named", (name for name in found.globals if not has_meaning(name)))
+    _list("global named", (name for name in found.globals if has_meaning(name)))
     _list("code, never run", (f"{name} {sha256}" for name, sha256 in (found.code or {}).items()))
 
 

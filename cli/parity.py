@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sam3d_gguf.cli.entry import FOUND_WRONG, Command, printing
 from sam3d_gguf.cli.terminal import (
-    FOUND_WRONG,
     DebugOption,
     JsonOption,
     VersionOption,
@@ -36,7 +36,7 @@ class LimitsChoice(StrEnum):
     free_running = "free-running"
 
 
-@app.command()
+@app.command(cls=Command)
 def parity(
     reference: Annotated[list[Path], typer.Option(help="Reference safetensors; repeatable.")],
     candidate: Annotated[Path, typer.Option(help="The safetensors under test.")],
@@ -63,10 +63,11 @@ def parity(
         if html is not None:
             files[html] = [render(found)]
         publish(files)
-        if as_json:
-            print_json(found.as_json())
-        else:
-            _print(found)
+        with printing(complete=bool(files)):
+            if as_json:
+                print_json(found.as_json())
+            else:
+                _print(found)
     raise typer.Exit(0 if found.passed else FOUND_WRONG)
 
 

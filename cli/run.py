@@ -12,6 +12,7 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
+from sam3d_gguf.cli.entry import printing
 from sam3d_gguf.cli.terminal import (
     DebugOption,
     JsonOption,
@@ -100,10 +101,12 @@ def devices(
             library = load_library()
             if (library.directory / VULKAN_MODULE).exists():
                 load_vulkan_module(library, "strict-f32")
-            _print_devices(list_devices(library), as_json=as_json)
+            with printing():
+                _print_devices(list_devices(library), as_json=as_json)
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        with printing():
+            typer.echo(context.get_help())
         raise typer.Exit(2)
 
 
@@ -290,11 +293,12 @@ def _inference(choice: InferenceChoice) -> InferenceType:
 
 
 def _print_written(paths: list[Path], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema_version": 1, "files": [str(path) for path in paths]})
-        return
-    for path in paths:
-        terminal.print(cell(str(path)))
+    with printing(complete=True):
+        if as_json:
+            print_json({"schema_version": 1, "files": [str(path) for path in paths]})
+            return
+        for path in paths:
+            terminal.print(cell(str(path)))
 
 
 def _print_devices(found: tuple[Device, ...], *, as_json: bool) -> None:

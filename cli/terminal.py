@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -26,14 +27,13 @@ from rich.progress import (
 from rich.text import Text
 
 from sam3d_gguf import __version__
+from sam3d_gguf.cli.entry import FAILED, Group, printing, silence
 from sam3d_gguf.extractors.progress import QUIET
 from sam3d_gguf.extractors.progress import Progress as Listener
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxKind
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, dumps
 
-FOUND_WRONG = 1
-FAILED = 2
 _AGAIN_SECONDS = 0.02
 _WIDE = 4096
 
@@ -51,8 +51,8 @@ class _Console(Console):
         return options if self.is_terminal else options.update(max_width=_WIDE)
 
     def on_broken_pipe(self) -> None:
-        """Leaves it to `reporting`: exit code 1 would be a finding."""
-        raise BrokenPipeError
+        """Leaves it to `printing`: exit code 1 would be a finding."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 out = _Console()
@@ -79,6 +79,7 @@ UnpinnedOption = Annotated[
 def new_app(text: str) -> typer.Typer:
     """A command without completion scripts and without tracebacks of its own."""
     return typer.Typer(
+        cls=Group,
         help=text,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -90,7 +91,8 @@ def new_app(text: str) -> typer.Typer:
 def print_version(wanted: bool) -> None:
     """The callback of --version."""
     if wanted:
-        out.print(f"sam3d-gguf {__version__}")
+        with printing():
+            out.print(f"sam3d-gguf {__version__}")
         raise typer.Exit
 
 
@@ -118,10 +120,6 @@ def reporting(debug: bool) -> Generator[None]:
     sys.unraisablehook = _repeat_interrupt
     try:
         yield
-    except BrokenPipeError as error:
-        # Nobody reads: neither this nor the interpreter, when it ends, can write what is left.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(FAILED) from error
     except (Sam3dError, KeyboardInterrupt, OSError, MemoryError) as error:
         _fail(_words(error), debug)
     except (typer.Exit, SystemExit):
@@ -145,9 +143,12 @@ def _repeat_interrupt(lost: sys.UnraisableHookArgs) -> None:
 
 def _words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; nothing was left behind"
+        return "interrupted; nothing unfinished was left behind"
     if isinstance(error, MemoryError):
         return "the memory does not suffice"
+    if isinstance(error, OSError) and error.strerror:
+        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{named}{error.strerror}"
     return str(error)
 
 
@@ -156,9 +157,12 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _fail(message: str, debug: bool) -> NoReturn:
-    if debug:
-        err.print(printable(traceback.format_exc()))
-    err.print(Text.assemble(("error:", "bold red"), " ", printable(message)))
+    try:
+        if debug:
+            err.print(printable(traceback.format_exc()))
+        err.print(Text.assemble(("error:", "bold red"), " ", printable(message)))
+    except OSError:
+        silence(sys.stderr)
     raise typer.Exit(FAILED)
 
 

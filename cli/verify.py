@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from sam3d_gguf.cli.entry import FOUND_WRONG, Command, printing
 from sam3d_gguf.cli.terminal import (
-    FOUND_WRONG,
     BaseOption,
     DebugOption,
     JsonOption,
@@ -31,7 +31,7 @@ app = new_app("Verify a release by its manifest.json, or GGUF files alone.")
 _SHOWN = 20
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     paths: Annotated[list[Path], typer.Argument(help="A manifest.json, or GGUF files.")],
     expect_sha256: Annotated[
@@ -63,10 +63,11 @@ def check(
                 sandbox=choose_sandbox(sandbox, base),
                 progress=progress,
             )
-        if json:
-            print_json(result.to_document())
-        else:
-            _print(result)
+        with printing():
+            if json:
+                print_json(result.to_document())
+            else:
+                _print(result)
         if not result.is_good:
             raise typer.Exit(FOUND_WRONG)
 

@@ -95,12 +95,8 @@ def body_component_values(
     sources = load_sources()
     product = "backbone" if component == "body.dinov3_backbone" else "other"
     (safetensors,) = (p for p in extraction.products if p.file == f"{product}.safetensors")
-    if mhr is None and extraction.source.origin != "pinned":
-        raise InputError(
-            "the components of an unpinned Body model name the MHR asset that they need",
-            where=extraction.source.name,
-            action="Give it with --mhr PATH",
-        )
+    source = extraction.source
+    require_asset(given=mhr is not None, pinned=source.origin == "pinned", where=source.name)
     asset = sources.with_role("mhr.asset")[0].sha256 if mhr is None else mhr.source.sha256
     return {
         **known_values(),
@@ -109,6 +105,20 @@ def body_component_values(
         "safetensors_sha256": safetensors.sha256,
         "mhr_asset_sha256": asset,
     }
+
+
+def require_asset(*, given: bool, pinned: bool, where: str) -> None:
+    """Refuse components of a Body model whose MHR asset is neither given nor known.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if not given and not pinned:
+        raise InputError(
+            "the components of an unpinned Body model name the MHR asset that they need",
+            where=where,
+            action="Give it with --mhr PATH",
+        )
 
 
 def known_values() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,13 @@ from sam3d_gguf.extractors.extract import inspect_legacy
 from sam3d_gguf.extractors.extraction import TOOL, Origin
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
-from sam3d_gguf.extractors.litter import scratch_folder
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
 from sam3d_gguf.extractors.object_tree import Json
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.safetensors_format import read_header
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.scratch import temporary_folder
+from sam3d_gguf.extractors.sniff import require_source
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.strict_json import JsonInput
 
@@ -99,15 +98,15 @@ def inspect(
     Raises:
         InputError: it is of no kind that can be read, or malformed.
         SandboxError: the sandbox is missing, or ended its reader.
+        OutputError: there is no space for what the reader reports.
     """
     with open_source(path) as file:
-        kind = sniff(file.source)
-        require_kind(kind, _READABLE, str(path))
+        kind = require_source(file.source, _READABLE)
         if kind is FileKind.GGUF:
             return _gguf(file, progress)
         if kind is FileKind.SAFETENSORS:
             return _safetensors(file, progress)
-    with scratch_folder(tempfile.gettempdir()) as folder:
+    with temporary_folder() as folder:
         identity, report = inspect_legacy(path, folder, sandbox=sandbox, progress=progress)
     return Inspection(
         name=identity.name,

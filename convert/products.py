@@ -227,6 +227,27 @@ def kept_products_from_source(
         yield SourceProducts.of(done)
 
 
+def read_report(model: Model, folder: Path) -> Extraction:
+    """Read the report of an earlier extraction; the files that it names are not looked at.
+
+    Raises:
+        InputError: there is none, it is malformed, or of another model.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            "this is no folder",
+            where=str(folder),
+            expected=f"a folder with {REPORT}, as sam3d-extract makes it",
+        )
+    document = load_file(folder / REPORT, schema="extraction", max_bytes=_MAX_REPORT_BYTES)
+    stated = Extraction.from_document(document)
+    if stated.model != model:
+        raise InputError(
+            f"this is an extraction of {stated.model}", where=str(folder / REPORT), expected=model
+        )
+    return stated
+
+
 @contextlib.contextmanager
 def products_from_folder(
     model: Model,
@@ -253,11 +274,8 @@ def products_from_folder(
         InputError: the report or a file is malformed, they don't belong together, or the extraction
             is not pinned and `allow_unpinned` is not set.
     """
-    document = load_file(folder / REPORT, schema="extraction", max_bytes=_MAX_REPORT_BYTES)
-    stated = Extraction.from_document(document)
+    stated = read_report(model, folder)
     where = str(folder / REPORT)
-    if stated.model != model:
-        raise InputError(f"this is an extraction of {stated.model}", where=where, expected=model)
     with contextlib.ExitStack() as stack:
         files = {n: stack.enter_context(open_source(folder / n)) for n in product_files(model)}
         headers = _headers(stated, files, where)

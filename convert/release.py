@@ -34,6 +34,7 @@ from sam3d_gguf.convert.manifest import (
 from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.mhr_names import MhrNames, read_names
 from sam3d_gguf.convert.plan import PlannedFile
+from sam3d_gguf.convert.preflight import require_acceptable, require_kinds
 from sam3d_gguf.convert.products import (
     Products,
     kept_products_from_source,
@@ -50,14 +51,14 @@ from sam3d_gguf.extractors.extraction import (
     Origin,
     SourceIdentity,
 )
-from sam3d_gguf.extractors.litter import scratch_folder
 from sam3d_gguf.extractors.new_folder import NewFolder, new_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
+from sam3d_gguf.extractors.scratch import scratch_in
 from sam3d_gguf.extractors.target_folder import output_error
 from sam3d_gguf.schemas.documents import encode_document
-from sam3d_gguf.schemas.errors import ContractError, InputError
+from sam3d_gguf.schemas.errors import ContractError
 
 _P = TypeVar("_P", bound=Products)
 
@@ -72,7 +73,9 @@ def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
         OutputError: an output exists, or can't be written.
     """
     with _run("body", request, progress) as run:
+        require_kinds("body", request)
         config, identity = read_config(request)
+        require_acceptable("body", request)
         mhr = None if request.mhr is None else run.open_mhr(request.mhr)
         products = run.open("body", request.checkpoint, request.extraction)
         source = products.extraction.source
@@ -93,6 +96,8 @@ def convert_body(request: Request, progress: Progress = QUIET) -> Manifest:
 def convert_mhr(request: Request, progress: Progress = QUIET) -> Manifest:
     """Convert MHR alone; see `convert_body` for the errors."""
     with _run("mhr", request, progress) as run:
+        require_kinds("mhr", request)
+        require_acceptable("mhr", request)
         mhr = _bind_mhr(run.open("mhr", request.checkpoint, request.extraction))
         run.write(_mhr_single(mhr, request.out.name, run), mhr.products)
         return run.publish("mhr", None, mhr)
@@ -117,7 +122,7 @@ def extract_to_folder(
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(new_folder(folder))
         publications = stack.enter_context(PublicationSet())
-        scratch = stack.enter_context(scratch_folder(folder.absolute().parent))
+        scratch = stack.enter_context(scratch_in(folder.absolute().parent))
         products = stack.enter_context(
             kept_products_from_source(
                 model,
@@ -216,7 +221,7 @@ def _write_components(run: _Run, body: _Body, mhr: _Mhr | None) -> None:
 @contextlib.contextmanager
 def _run(model: Model, request: Request, progress: Progress) -> Generator[_Run]:
     """Prepare the folders and check that no output exists, before anything costs time."""
-    request.check()
+    request.check(model)
     with contextlib.ExitStack() as stack:
         target = None
         if request.layout == "components":
@@ -225,6 +230,9 @@ def _run(model: Model, request: Request, progress: Progress) -> Generator[_Run]:
         outputs = () if target else request.outputs()
         for path in (*outputs, *request.kept_files(model)):
             publications.require_absent(path)
+        kept = request.keep_safetensors
+        if kept is not None and not kept.is_dir():
+            publications.require_absent(kept)
         yield _Run(request, progress, publications, stack, target)
 
 
@@ -265,10 +273,7 @@ class _Run:
                 )
             )
         if source is None:
-            raise InputError(
-                "neither a legacy file nor an extraction is given",
-                action="Give --checkpoint PATH or --extraction DIR",
-            )
+            raise ValueError("neither a legacy file nor an extraction is given")
         if kept is None:
             return self._stack.enter_context(
                 self._from(products_from_source, model, source, scratch)
@@ -374,10 +379,7 @@ class _Run:
         return folder
 
     def _scratch(self, place: Path) -> Path:
-        try:
-            return self._stack.enter_context(scratch_folder(place))
-        except OSError as error:
-            raise output_error(error, place) from error
+        return self._stack.enter_context(scratch_in(place))
 
 
 def _left_out(part: _Body | _Mhr) -> Iterator[ManifestLeftOut]:

@@ -22,6 +22,7 @@ CONFIG_NAME = "model_config.yaml"
 MANIFEST_NAME = "manifest.json"
 MHR_NAME = "mhr.gguf"
 KEPT_MHR = "mhr"
+_MANIFEST_SUFFIX = ".json"
 _NAME = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
 
 
@@ -95,20 +96,27 @@ class Request:
         Args:
             model: what is converted.
         """
+        return tuple(path for path in self._kept(model) if path.parent.is_dir())
+
+    def _kept(self, model: Model) -> list[Path]:
         files: list[Path] = []
         if self.keep_safetensors is not None and self.extraction is None:
             files += (self.keep_safetensors / n for n in (*product_files(model), REPORT))
         if self.keep_safetensors is not None and self.mhr is not None and not self.mhr.is_dir():
             kept = self.keep_safetensors / KEPT_MHR
             files += (kept / n for n in (*product_files("mhr"), REPORT))
-        return tuple(path for path in files if path.parent.is_dir())
+        return files
 
-    def check(self) -> None:
+    def check(self, model: Model) -> None:
         """Refuses what could not be converted, or not be verified afterwards.
+
+        Args:
+            model: what is converted.
 
         Raises:
             InputError: components at source precision; a manifest elsewhere than the files that it
-                names; an output's name that a manifest doesn't take, or that another one has.
+                names, or that `sam3d-verify` would not take for one; an output's name that a
+                manifest doesn't take, that another one has, or that lies in another one's place.
         """
         self.effective_precision()
         if self.manifest is not None and self.manifest.parent.resolve() != self.folder.resolve():
@@ -117,18 +125,61 @@ class Request:
                 where=str(self.manifest),
                 expected=f"a path in {self.folder}",
             )
-        outputs = self.outputs()
-        for path in outputs:
+        for path in (self.out, *self.outputs()):
+            if path.name in ("", ".."):
+                raise InputError(
+                    "this is a folder that exists", where=str(path), expected="a new path"
+                )
+        for path in self.outputs():
             if _NAME.fullmatch(path.name) is None:
                 raise InputError(
                     "the name has characters that not every system takes",
                     where=str(path),
                     expected="letters, digits, spaces and _ . + -",
                 )
-        names = [path.name for path in outputs]
-        for path in outputs:
-            if names.count(path.name) > 1:
-                raise InputError("two outputs have this path", where=str(path))
+        self._require_apart(model)
+        if self.manifest_path.suffix != _MANIFEST_SUFFIX:
+            raise InputError(
+                "sam3d-verify would not take this for a manifest",
+                where=str(self.manifest_path),
+                expected=f"a name that ends in {_MANIFEST_SUFFIX}",
+            )
+        if self.layout == "single" and self.out.suffix == _MANIFEST_SUFFIX:
+            raise InputError(
+                "sam3d-verify would take this for a manifest",
+                where=str(self.out),
+                expected=f"a name that does not end in {_MANIFEST_SUFFIX}",
+            )
+
+    def _require_apart(self, model: Model) -> None:
+        """Every output has a path of its own, and none lies below a file or in the new folder."""
+        files = [_place(path) for path in self.outputs()]
+        for place in files:
+            if files.count(place) > 1:
+                raise InputError("two outputs have this path", where=str(place))
+        if self.layout == "components":
+            # A folder that appears with its own files, and no others.
+            files = [_place(self.out)]
+        for path in self._kept(model):
+            place = _place(path)
+            for file in files:
+                if place == file or file in place.parents:
+                    raise InputError(
+                        f"the safetensors would lie in the place of {file}",
+                        where=f"--keep-safetensors {self.keep_safetensors}",
+                        expected="another folder",
+                    )
+                if place in file.parents:
+                    raise InputError(
+                        f"{file} would lie below the file {place.name}",
+                        where=f"--keep-safetensors {self.keep_safetensors}",
+                        expected="another folder",
+                    )
+
+
+def _place(path: Path) -> Path:
+    """A path without links and dots in its folders, so that equal places are equal."""
+    return path.parent.resolve() / path.name
 
 
 def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
@@ -167,10 +218,7 @@ def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
 def _find_config(request: Request) -> Path:
     given = request.checkpoint or request.extraction
     if given is None:
-        raise InputError(
-            "neither a legacy file nor an extraction is given",
-            action="Give --checkpoint PATH or --extraction DIR",
-        )
+        raise ValueError("neither a legacy file nor an extraction is given")
     beside = given if given == request.extraction else given.parent
     candidates = [folder / CONFIG_NAME for folder in (beside, beside.absolute().parent)]
     for path in candidates:

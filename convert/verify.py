@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +29,11 @@ from sam3d_gguf.convert.verify_source import SourceProof, compare_with_source
 from sam3d_gguf.extractors.extraction import TOOL, Model, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import FileKind, require_kind
-from sam3d_gguf.extractors.litter import scratch_folder
+from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.scratch import temporary_folder
+from sam3d_gguf.extractors.sniff import require_source, sniff
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, loads
 
@@ -142,6 +141,7 @@ def verify(
         InputError: a path can't be opened, a manifest is not the only one, a hash is none, or a
             source is no legacy file.
         SandboxError: the sandbox is missing, or ended its reader.
+        OutputError: there is no space for what the reader of a source reports.
     """
     result = Verification()
     expected = [_sha256(value) for value in expect_sha256]
@@ -156,6 +156,12 @@ def verify(
     else:
         for path in paths:
             with open_source(path) as file:
+                if sniff(file.source) is FileKind.JSON:
+                    raise InputError(
+                        f"is {FileKind.JSON.label}, but is not named as a manifest is",
+                        where=str(path),
+                        expected="a GGUF file, or a manifest whose name ends in .json",
+                    )
                 result.files.append(verify_file(file, progress))
         _check_companions(result)
     _check_expected(result, expected, paths)
@@ -276,11 +282,10 @@ def _verify_source(
     path: Path, result: Verification, sandbox: SandboxChoice | None, progress: Progress
 ) -> None:
     with open_source(path) as file:
-        kind = sniff(file.source)
-        require_kind(kind, _MODELS, str(path))
+        kind = require_source(file.source, _MODELS)
     model = _MODELS[kind]
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(scratch_folder(tempfile.gettempdir()))
+        scratch = stack.enter_context(temporary_folder())
         products = stack.enter_context(
             products_from_source(
                 model, path, scratch, sandbox=sandbox, allow_unpinned=True, progress=progress

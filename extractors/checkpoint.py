@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 from sam3d_gguf.extractors.archive import Archive
 from sam3d_gguf.extractors.byte_source import ByteSource
-from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
 from sam3d_gguf.extractors.limits import Limits
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.sniff import require_source
 from sam3d_gguf.extractors.torch_legacy import read_torch_legacy
 from sam3d_gguf.extractors.torch_zip import read_torch_zip
-from sam3d_gguf.extractors.zip_directory import check_crc, read_zip_directory
+from sam3d_gguf.extractors.zip_directory import check_crc
 
 __all__ = ["Archive", "check_storages", "read_archive"]
 
@@ -33,10 +33,7 @@ def read_archive(source: ByteSource, limits: Limits | None = None) -> Archive:
             dict can't be read.
     """
     limits = limits or Limits()
-    kind = sniff(source, limits)
-    if kind is FileKind.TORCH_ZIP_BROKEN:
-        read_zip_directory(source, limits)
-    require_kind(kind, CHECKPOINTS, source.name)
+    kind = require_source(source, CHECKPOINTS, limits)
     if kind is FileKind.TORCH_LEGACY:
         return read_torch_legacy(source, limits)
     return read_torch_zip(source, kind, limits)

@@ -32,16 +32,17 @@ from sam3d_gguf.extractors.extraction import (
 )
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind, require_kind
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
 from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import settle
 from sam3d_gguf.extractors.recheck import ProductDigests, digest_product, recheck
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxLimits, WorkerJob, WorkerResult
 from sam3d_gguf.extractors.sandbox.run import run_worker
-from sam3d_gguf.extractors.sniff import sniff
+from sam3d_gguf.extractors.scratch import full_disk, make_outputs
+from sam3d_gguf.extractors.sniff import require_source
 from sam3d_gguf.extractors.tensor_ref import TensorRef
-from sam3d_gguf.extractors.worker import REFUSED, largest_product
+from sam3d_gguf.extractors.worker import REFUSED, largest_product, output_files
 from sam3d_gguf.extractors.worker_report import ERROR, MAX_BYTES, REPORT, WorkerReport, decode
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
@@ -96,9 +97,11 @@ def extract(
         InputError: the file is of another kind, malformed, not pinned, changed while it was read,
             or gave products that are not those published.
         SandboxError: the sandbox is missing or ended the reader.
+        OutputError: there is no space for what the reader writes.
     """
     with open_source(path) as source, contextlib.ExitStack() as stack:
-        _require_possible_pin(model, source, allow_unpinned)
+        require_model(model, source)
+        require_possible_pin(model, source, allow_unpinned)
         task = ("extract", model)
         identity, report, result = _read(model, source, folder, task, sandbox, progress)
         if identity.origin == "unpinned" and not allow_unpinned:
@@ -145,7 +148,8 @@ def locate(
     `extract` for arguments and errors.
     """
     with open_source(path) as source:
-        _require_possible_pin(model, source, allow_unpinned)
+        require_model(model, source)
+        require_possible_pin(model, source, allow_unpinned)
         identity, report, result = _read(model, source, folder, ("check",), sandbox, progress)
         if identity.origin == "unpinned" and not allow_unpinned:
             raise _unpinned(model, source, f"its SHA-256 is {identity.sha256}")
@@ -224,9 +228,27 @@ def _planned(model: Model, report: WorkerReport) -> tuple[Product, ...]:
     return plan_products(model, tensors)
 
 
-def _require_possible_pin(model: Model, source: OpenedFile, allow_unpinned: bool) -> None:
-    sizes = {pin.bytes for pin in load_sources().with_role(ROLES[model])}
-    if source.size not in sizes and not allow_unpinned:
+def require_model(model: Model | None, source: OpenedFile) -> FileKind:
+    """Return the kind of a legacy file, which must be one of the model's (None: of any).
+
+    Raises:
+        InputError: it is of another kind.
+    """
+    return require_source(source.source, CHECKPOINTS if model is None else _KINDS[model])
+
+
+def is_possible_pin(model: Model, source: OpenedFile) -> bool:
+    """Whether a pinned legacy file of the model has that size."""
+    return source.size in {pin.bytes for pin in load_sources().with_role(ROLES[model])}
+
+
+def require_possible_pin(model: Model, source: OpenedFile, allow_unpinned: bool) -> None:
+    """Refuse, unless it is allowed, a file that has another size than those that are pinned.
+
+    Raises:
+        InputError: it has.
+    """
+    if not is_possible_pin(model, source) and not allow_unpinned:
         raise _unpinned(model, source, f"it has {source.size} bytes")
 
 
@@ -258,9 +280,8 @@ def _read(
     progress: Progress,
 ) -> tuple[SourceIdentity, WorkerReport, WorkerResult]:
     """Hash the source, while the sandboxed reader is at work on it."""
-    kinds = CHECKPOINTS if model is None else _KINDS[model]
-    kind = sniff(source.source)
-    require_kind(kind, kinds, source.source.name)
+    kind = require_model(model, source)
+    make_outputs(folder, output_files(task))
     job = WorkerJob(
         source_fd=source.fd,
         source_path=source.path,
@@ -286,6 +307,8 @@ def _report(source: OpenedFile, kind: FileKind, folder: Path, result: WorkerResu
         raise InputError(
             fault["what"], where=where, expected=fault["expected"], action=fault["action"]
         )
+    if result.ended_by == "disk space":
+        raise full_disk(folder, source, kind)
     result.raise_for_end(where=name)
     if result.exit_status != 0:
         tail = result.stderr.strip().splitlines()[-1:] or ["it says nothing"]

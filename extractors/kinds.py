@@ -71,14 +71,15 @@ class FileKind(Enum):
 CHECKPOINTS = frozenset({FileKind.TORCH_ZIP, FileKind.TORCHSCRIPT, FileKind.TORCH_LEGACY})
 
 
-def require_kind(kind: FileKind, accepted: Collection[FileKind], where: str) -> None:
-    """Refuse a file that is not of an accepted kind, by the name of what it is.
+def require_kind(
+    kind: FileKind, accepted: Collection[FileKind], where: str, cause: str = ""
+) -> None:
+    """Refuse a file that is not of an accepted kind, by the name of what it is, and a cause if known.
 
     Raises:
         InputError: `kind` is not in `accepted`.
     """
     if kind not in accepted:
         labels = sorted(other.label for other in accepted)
-        raise InputError(
-            f"is {kind.label}", where=where, expected=" or ".join(labels), action=kind.action
-        )
+        what = f"is {kind.label}: {cause}" if cause else f"is {kind.label}"
+        raise InputError(what, where=where, expected=" or ".join(labels), action=kind.action)

@@ -16,7 +16,6 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -215,13 +214,40 @@ def _remove_folder(parent_fd: int, name: str, fd: int) -> None:
         return
     with contextlib.suppress(OSError):
         os.fchmod(fd, stat.S_IRWXU)
-    for _, folders, _, inside_fd in os.fwalk(".", dir_fd=fd):
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                status = os.stat(folder, dir_fd=inside_fd, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    os.chmod(folder, stat.S_IRWXU, dir_fd=inside_fd)
-    shutil.rmtree(name, ignore_errors=True, dir_fd=parent_fd)
+        _empty_folder(fd)
+        os.rmdir(name, dir_fd=parent_fd)
+
+
+def _empty_folder(fd: int) -> None:
+    """Removes all that is in a folder, however deep it nests: what lies deeper is first moved up."""
+    pending = _unlink_files(fd)
+    while pending:
+        name = pending.pop()
+        with contextlib.suppress(OSError):
+            inside_fd = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            try:
+                for folder in _unlink_files(inside_fd):
+                    moved = secrets.token_hex(16)
+                    os.rename(folder, moved, src_dir_fd=inside_fd, dst_dir_fd=fd)
+                    pending.append(moved)
+            finally:
+                os.close(inside_fd)
+            os.rmdir(name, dir_fd=fd)
+
+
+def _unlink_files(fd: int) -> list[str]:
+    """Removes what lies in a folder but its folders, and returns their names; all may be entered."""
+    folders: list[str] = []
+    with os.scandir(fd) as entries:
+        found = list(entries)
+    for entry in found:
+        with contextlib.suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, stat.S_IRWXU, dir_fd=fd)
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=fd)
+    return folders
 
 
 def _is_ours(status: os.stat_result) -> bool:

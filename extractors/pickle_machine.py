@@ -102,12 +102,14 @@ class Pickle:
         end: the offset just past its STOP.
         globals: every global that it names, each once, in order of first use.
         persistent: every object that it refers to by a persistent id, in order.
+        calls: every call that it asks for, in order, those that its value does not hold included.
     """
 
     value: Value
     end: int
     globals: tuple[Global, ...]
     persistent: tuple[Persistent, ...]
+    calls: tuple[Object, ...]
 
 
 class Op(IntEnum):
@@ -206,6 +208,7 @@ class _Malformed(Exception):
 
 class _Machine:
     __slots__ = (
+        "calls",
         "data",
         "frame_end",
         "globals",
@@ -229,6 +232,7 @@ class _Machine:
         self.memo: dict[int, Value] = {}
         self.globals: dict[Global, None] = {}
         self.persistent: list[Persistent] = []
+        self.calls: list[Object] = []
 
     def run(self) -> Pickle:
         at = self.position
@@ -261,7 +265,13 @@ class _Machine:
         value = self.pop()
         if self.stack or self.marks:
             raise _Malformed("STOP leaves values on the stack")
-        return Pickle(value, self.position, tuple(self.globals), tuple(self.persistent))
+        return Pickle(
+            value,
+            self.position,
+            tuple(self.globals),
+            tuple(self.persistent),
+            tuple(self.calls),
+        )
 
     # The bytes
 
@@ -345,6 +355,11 @@ class _Machine:
         self.persistent.append(found)
         self.push(found)
 
+    def push_call(self, function: Value, arguments: tuple[Value, ...]) -> None:
+        found = Object(function, arguments)
+        self.calls.append(found)
+        self.push(found)
+
     # Opcodes without an argument
 
     def mark(self) -> None:
@@ -422,18 +437,18 @@ class _Machine:
 
     def reduce(self) -> None:
         arguments = self.pop_arguments()
-        self.push(Object(self.pop(), arguments))
+        self.push_call(self.pop(), arguments)
 
     def newobj_ex(self) -> None:
         keywords = self.pop()
         arguments = self.pop_arguments()
-        self.push(Object(self.pop(), (*arguments, keywords)))
+        self.push_call(self.pop(), (*arguments, keywords))
 
     def obj(self) -> None:
         values = self.pop_to_mark()
         if not values:
             raise _Malformed("makes an object without a class")
-        self.push(Object(values[0], tuple(values[1:])))
+        self.push_call(values[0], tuple(values[1:]))
 
     def build(self) -> None:
         state = self.pop()
@@ -461,7 +476,7 @@ class _Machine:
     def inst(self) -> None:
         self.global_()
         function = self.pop()
-        self.push(Object(function, tuple(self.pop_to_mark())))
+        self.push_call(function, tuple(self.pop_to_mark()))
 
     def persid(self) -> None:
         self.push_persistent(_utf8(self.line()))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from struct import Struct
 
 from sam3d_gguf.extractors.byte_source import ByteSource
-from sam3d_gguf.extractors.kinds import FileKind
+from sam3d_gguf.extractors.kinds import FileKind, require_kind
 from sam3d_gguf.extractors.limits import Limits
-from sam3d_gguf.extractors.zip_directory import ZipArchive, read_zip_directory
+from sam3d_gguf.extractors.zip_directory import (
+    AmbiguousArchive,
+    ZipArchive,
+    read_zip_directory,
+)
 from sam3d_gguf.schemas.errors import InputError
 
 _HEAD_BYTES = 4_096
@@ -60,6 +65,7 @@ _TORCH_MEMBER = re.compile(
     rb"|traced_inputs(\.pkl|/.+))",
     re.DOTALL,
 )
+_ZIPS = frozenset({FileKind.TORCH_ZIP_BROKEN, FileKind.ZIP_BROKEN, FileKind.ZIP_OTHER})
 _LOCAL_NAME = Struct("<26xHH")
 _END = Struct("<20xH")
 
@@ -79,6 +85,27 @@ def sniff(source: ByteSource, limits: Limits | None = None) -> FileKind:
     if head.startswith((b"PK\3\4", b"PK\5\6")):
         return _zip_kind(source, head, limits or Limits())
     return _first(_BY_HEAD, head, FileKind.UNKNOWN)
+
+
+def require_source(
+    source: ByteSource, accepted: Collection[FileKind], limits: Limits | None = None
+) -> FileKind:
+    """Say what a file is, and refuse it unless its kind is accepted.
+
+    Raises:
+        InputError: it is of another kind, or a zip archive that can't be read: says what of it.
+    """
+    kind = sniff(source, limits)
+    cause = ""
+    if kind in _ZIPS and kind not in accepted:
+        try:
+            read_zip_directory(source, limits)
+        except InputError as error:
+            if isinstance(error, AmbiguousArchive) or kind is FileKind.TORCH_ZIP_BROKEN:
+                raise
+            cause = error.what
+    require_kind(kind, accepted, source.name, cause)
+    return kind
 
 
 def _first(signatures: _Signatures, data: bytes, otherwise: FileKind) -> FileKind:

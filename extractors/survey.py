@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from sam3d_gguf.extractors.describe import function_name, label
 from sam3d_gguf.extractors.limits import Limits
-from sam3d_gguf.extractors.pickle_machine import Dict, Object, Persistent, Set, Value
+from sam3d_gguf.extractors.pickle_machine import Dict, Object, Persistent, Pickle, Set, Value
 from sam3d_gguf.extractors.printable import printable
 from sam3d_gguf.extractors.torch_objects import is_known, is_module, is_tensor
 from sam3d_gguf.schemas.errors import InputError
 
 _DEPTH = 4_096
+_DROPPED = "(dropped)"
 _NAMES = 16  # of a path in a report; the ones above are left out
 
 
@@ -43,10 +44,13 @@ class _Level:
 
 
 class Survey:
-    """Visits every object below the roots once, whatever cycles or shared parts they have.
+    """Visits every object of the pickles once, whatever cycles or shared parts they have.
+
+    A call is reported because the pickle asks for it: also where its result is then dropped, so
+    that nothing holds it in the end.
 
     Args:
-        roots: the values of the pickles, each with the first part of its paths or "".
+        pickles: each with the first part of its paths or "".
         wanted: the `id` of each tensor call that has a name already.
         limits: bounds on what is reported.
         where: what to call the file in errors.
@@ -60,14 +64,14 @@ class Survey:
     """
 
     def __init__(
-        self, roots: Mapping[str, Value], wanted: Container[int], *, limits: Limits, where: str
+        self, pickles: Mapping[str, Pickle], wanted: Container[int], *, limits: Limits, where: str
     ) -> None:
         self.inert: dict[str, Inert] = {}
         self.excluded: list[Excluded] = []
         self._wanted = wanted
         self._limits = limits
         self._where = where
-        self._levels = [_Level("", iter(roots.items()), False)]
+        self._levels = [_Level("", _roots(pickles), False)]
         self._visit_all()
 
     def _visit_all(self) -> None:
@@ -115,6 +119,13 @@ class Survey:
         names = [level.name for level in self._levels[-_NAMES:] if level.name]
         hidden = ["..."] if len(self._levels) > _NAMES + 2 else []
         return ".".join((*hidden, *names, name))
+
+
+def _roots(pickles: Mapping[str, Pickle]) -> Iterator[tuple[str, Value]]:
+    """The values, then the calls: the last ones first, since they may hold those before."""
+    yield from ((name, p.value) for name, p in pickles.items() if p.value is not None)
+    for pickle in pickles.values():
+        yield from ((_DROPPED, call) for call in reversed(pickle.calls))
 
 
 def _has_parts(value: Value) -> bool:

@@ -38,7 +38,8 @@ def read_torch_legacy(source: ByteSource, limits: Limits) -> Archive:
     Raises:
         InputError: it is malformed, beyond a limit, big-endian, or a tensor of it can't be read.
     """
-    magic, version, system, root, keys = _pickles(source, limits)
+    pickles = _pickles(source, limits)
+    magic, version, system, root, keys = pickles
     if magic.value != MAGIC_NUMBER or version.value != PROTOCOL_VERSION:
         raise _error(source, "does not start with torch's magic number and protocol version")
     _require_little_endian(source, system.value)
@@ -51,13 +52,13 @@ def read_torch_legacy(source: ByteSource, limits: Limits) -> Archive:
 
     tree = ObjectTree(source.name, limits)
     wrapper = tree.add_state_dict(root.value, locate)
-    roots = {"": root.value, "(system)": system.value}
+    named = {"": root, "(system)": system, "(magic)": magic, "(version)": version, "(keys)": keys}
     return build_archive(
         FileKind.TORCH_LEGACY,
         wrapper,
         tree,
-        Survey(roots, tree.wanted, limits=limits, where=source.name),
-        (system, root, keys),
+        Survey(named, tree.wanted, limits=limits, where=source.name),
+        tuple(pickles),
         version=str(PROTOCOL_VERSION),
         ignored=tuple(key for key in storages if key not in used),
     )

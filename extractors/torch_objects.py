@@ -143,6 +143,7 @@ _TAGS = frozenset(
         "build_tensorlist",
     )
 )
+_MODULE = "__torch__."
 _LAYOUT, _SIZE = "torch.serialization._get_layout", "torch.Size"
 
 
@@ -174,9 +175,14 @@ def is_known(value: Object) -> bool:
     return is_tensor(value) or _called(value) in _PLAIN_CALLS
 
 
+def has_meaning(name: str) -> bool:
+    """Whether a global's name is one that torch writes, whatever it is used for."""
+    return name in _MEANINGS or name.startswith(_MODULE)
+
+
 def is_module(value: Value) -> TypeGuard[Object]:
     """Whether the value is an object of a class that a TorchScript archive's code defines."""
-    return isinstance(value, Object) and _called(value).startswith("__torch__.")
+    return isinstance(value, Object) and _called(value).startswith(_MODULE)
 
 
 def untagged(value: Value) -> Value:
@@ -401,3 +407,11 @@ _REBUILDERS: Mapping[str, _Rebuilder] = MappingProxyType(
     }
 )
 _PLAIN_CALLS = _TAGS | {_ORDERED_DICT, _LAYOUT, _SIZE, "torch.device"}
+_MEANINGS = (
+    _PLAIN_CALLS
+    | _REBUILDERS.keys()
+    | _UNREADABLE.keys()
+    | _DTYPES.keys()
+    | _UNTYPED
+    | {f"torch.{name}" for name in (*_STORAGES, *_UNREADABLE_STORAGES)}
+)

@@ -75,8 +75,7 @@ class _Reader:
             wrapper = "module"
         else:
             wrapper = tree.add_state_dict(root, self.locate)
-        roots = {name: pickle.value for name, pickle in pickles.items()}
-        survey = Survey(roots, tree.wanted, limits=self.limits, where=self.source.name)
+        survey = Survey(pickles, tree.wanted, limits=self.limits, where=self.source.name)
         code = self.hash_code()
         used = self.storages | _RECORDS | code.keys()
         return build_archive(
@@ -99,6 +98,7 @@ class _Reader:
                     "is compressed, which torch does to code only",
                     where=self.where(name),
                     expected="a stored member",
+                    action="No official file is like that. Save the checkpoint with torch.save",
                 )
 
     def require_little_endian(self) -> None:

@@ -1,15 +1,15 @@
 """The reader that runs in the sandbox: a legacy file in, safetensors and a report out.
 
 Arguments: `inspect`, `check` (the checksums of all storages too), or `extract MODEL`. It writes
-`report.json`, or `error.json` when it refuses the file; with `extract` also the product files of
-the model.
+`report.json`, and `error.json` when it refuses the file; with `extract` also the product files of
+the model. These files, see `output_files`, must be there already: it can make none.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from sam3d_gguf.extractors.products import (
     ProductTensor,
     SourceTensor,
     plan_products,
+    product_files,
 )
 from sam3d_gguf.extractors.safetensors_format import SafetensorsSpec, canonical_header
 from sam3d_gguf.extractors.tensor_ref import ITEMSIZE
@@ -49,16 +50,32 @@ def main(source_fd: int, output: str, arguments: list[str]) -> int:
     try:
         source = ByteSource(source_fd, _NAME)
         archive = read_archive(source, _limits(source))
+        # Before the products: where these find no space, the report says how much they need.
+        overwrite(folder / REPORT, dumps(encode(archive)))
         if task == "check":
             check_storages(source, archive)
         elif task == "extract":
             _extract(source, archive, models[0], folder)
-        (folder / REPORT).write_bytes(dumps(encode(archive)))
     except Sam3dError as error:
         fields = {name: getattr(error, name) for name in ("what", "where", "expected", "action")}
-        (folder / ERROR).write_bytes(dumps(fields))
+        overwrite(folder / ERROR, dumps(fields))
         return REFUSED
     return 0
+
+
+def output_files(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The names of the files that a worker with these arguments may write."""
+    task, *models = arguments
+    return (REPORT, ERROR, *(product_files(models[0]) if task == "extract" else ()))
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Replace the content of a file that is there."""
+    fd = _open(path)
+    try:
+        _write_all(fd, memoryview(data))
+    finally:
+        os.close(fd)
 
 
 def largest_product(source_bytes: int) -> int:
@@ -85,7 +102,7 @@ def _write(source: ByteSource, archive: Archive, product: Product, folder: Path)
     header, _ = canonical_header(specs)
     blocks = _Blocks(source, archive)
     path = folder / product.file
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fd = _open(path)
     try:
         with StreamWriter(fd, open_direct(str(path), os.O_WRONLY)) as writer:
             writer.write_at(0, memoryview(header))
@@ -117,6 +134,15 @@ class _Blocks:
             if tensor.dtype != ref.dtype:
                 block = upcast(block, ref.dtype, self._wide)
             yield block.view(np.uint8).data
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_TRUNC)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 @dataclass(slots=True)

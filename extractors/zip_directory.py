@@ -36,6 +36,8 @@ _EXTRAS = {_ZIP64, 0x4246, 0x5455, 0x7875}  # sizes; torch's padding "FB"; times
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _NEWEST_VERSION = 45  # that of zip64 (4.4.3)
 _BLOCK = 1 << 20
+_EXPECTED = "a complete zip archive as torch writes it"
+_NOT_OFFICIAL = "No official file is like that, and no damage makes it so: don't trust or unpack it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class ZipMember:
     size: int
     crc32: int
     method: int
+
+
+class AmbiguousArchive(InputError):
+    """An archive that two programs may read differently, or that writes elsewhere when unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +205,10 @@ class _Reader:
         for member in members:
             folder, slash, name = member.name.partition("/")
             if not slash or folder != root:
-                raise self.error(
-                    f"{quoted(member.name)} lies outside the root folder {quoted(root)}"
-                )
+                place = f"outside the root folder {quoted(root)}" if slash else "in no folder"
+                raise self.error(f"{quoted(member.name)} lies {place}")
             if name in found:
-                raise self.error(f"holds {quoted(member.name)} twice")
+                raise self.ambiguous(f"holds {quoted(member.name)} twice")
             found[name] = member
         return ZipArchive(root, MappingProxyType(found))
 
@@ -211,8 +216,13 @@ class _Reader:
         return InputError(
             what,
             where=self.source.name,
-            expected="a complete zip archive as torch writes it",
+            expected=_EXPECTED,
             action="Fetch the file again, or save it again with torch.save",
+        )
+
+    def ambiguous(self, what: str) -> AmbiguousArchive:
+        return AmbiguousArchive(
+            what, where=self.source.name, expected=_EXPECTED, action=_NOT_OFFICIAL
         )
 
     # The end of the archive
@@ -313,11 +323,13 @@ class _Reader:
         if len(name) > self.limits.name_characters:
             raise self.error(f"has a member name of {len(name)} characters")
         if "\\" in name or not name.isprintable():
-            raise self.error(
+            raise self.ambiguous(
                 f"the member name {quoted(name)} holds a backslash or a control character"
             )
+        if name.endswith("/"):
+            raise self.error(f"the member name {quoted(name)} is a folder's")
         if any(part in ("", ".", "..") for part in name.split("/")):
-            raise self.error(f"the member name {quoted(name)} does not stay inside a folder")
+            raise self.ambiguous(f"the member name {quoted(name)} does not stay inside a folder")
         return name
 
     def extra(self, name: str, data: bytes) -> dict[int, bytes]:
@@ -358,7 +370,7 @@ class _Reader:
     def member(self, entry: _Entry, end: int, start: int) -> ZipMember:
         """Check the local header against the entry, and that the member ends where the next begins."""
         if entry.at != start:
-            raise self.error(
+            raise self.ambiguous(
                 f"{quoted(entry.name)} overlaps another member, or bytes lie before it"
             )
         fields = _LOCAL.unpack(self.source.pread(entry.at, _LOCAL.size))
@@ -368,7 +380,7 @@ class _Reader:
         self.same_sizes(entry, fields, self.extra(entry.name, rest[fields[9] :]))
         tail = end - offset - entry.stored
         if tail < 0:
-            raise self.error(f"{quoted(entry.name)} overlaps the member after it")
+            raise self.ambiguous(f"{quoted(entry.name)} overlaps the member after it")
         self.descriptor(entry, offset + entry.stored, tail)
         return ZipMember(entry.name, offset, entry.stored, entry.size, entry.crc32, entry.method)
 
@@ -376,7 +388,7 @@ class _Reader:
         if fields[0] != _LOCAL_SIGNATURE:
             raise self.error(f"{quoted(entry.name)} has no local header")
         if raw_name != entry.raw_name:
-            raise self.error(f"{quoted(entry.name)} has another name in its local header")
+            raise self.ambiguous(f"{quoted(entry.name)} has another name in its local header")
         if fields[1] > _NEWEST_VERSION:
             raise self.error(f"{quoted(entry.name)} needs the zip version {fields[1]}")
         if fields[2] != entry.flags or fields[3] != entry.method:
@@ -398,7 +410,7 @@ class _Reader:
             return
         layouts = [layout for layout in _DESCRIPTORS if layout.size == size]
         if not entry.flags & _HAS_DESCRIPTOR or not layouts:
-            raise self.error(f"{size} bytes lie behind {quoted(entry.name)}")
+            raise self.ambiguous(f"{size} bytes lie behind {quoted(entry.name)}")
         values = layouts[0].unpack(self.source.pread(at, size))
         if values not in (
             (entry.crc32, entry.stored, entry.size),

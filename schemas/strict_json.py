@@ -13,6 +13,7 @@ fault by its JSON pointer (RFC 6901). The standard library is all that this modu
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -21,7 +22,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias, cast
 
 from sam3d_gguf.schemas.errors import InputError
@@ -137,8 +137,10 @@ def read_regular_file(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        reason = "is a symbolic link" if Path(path).is_symlink() else f"cannot be opened: {error}"
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else "this is not a path"
+        link = isinstance(error, OSError) and error.errno == errno.ELOOP
+        reason = "is a symbolic link" if link else f"cannot be opened: {said}"
         raise InputError(f"the file {reason}", where=where, expected="a regular file") from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

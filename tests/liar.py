@@ -1,7 +1,7 @@
 """A worker that has been taken over: it reads the file as the real one does, then lies about it.
 
-The last argument names the lie. In the sandbox, links, pipes and folders are made at import, before
-the system call filter stands, which a real worker could no longer do.
+The last argument names the lie. In the sandbox, files are removed and links, pipes and folders made at
+import, before the system call filter stands, which a real worker could no longer do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def change_report(change: Callable[[Report], object]) -> Lie:
     def lie(folder: Path) -> None:
         report = json.loads((folder / REPORT).read_bytes())
         change(report)
-        (folder / REPORT).write_text(json.dumps(report))
+        worker.overwrite(folder / REPORT, json.dumps(report).encode())
 
     return lie
 
@@ -67,7 +67,7 @@ def rewrite(name: str, change: Callable[[bytes], bytes]) -> Lie:
 
     def lie(folder: Path) -> None:
         path = folder / name
-        path.write_bytes(change(path.read_bytes()))
+        worker.overwrite(path, change(path.read_bytes()))
 
     return lie
 
@@ -100,7 +100,7 @@ def both(*lies: Lie) -> Lie:
 
 
 def add_file(name: str, data: bytes = b"{}") -> Lie:
-    """Leave a file that nobody asked for; an error document makes `main` exit as if it refused."""
+    """Leave a file that nobody asked for, where nothing keeps the worker from making it."""
 
     def lie(folder: Path) -> None:
         (folder / name).write_bytes(data)
@@ -135,6 +135,14 @@ def claim_legacy(report: Report) -> None:
         storage["member"] = ""
 
 
+FORGED = json.dumps(
+    {
+        "what": "\x1b[2J[red]is fine[/]\nerror: another line",
+        "where": "/etc/passwd",
+        "expected": "",
+        "action": "Run \x1b]52;c;Y3VybA==\x07 as root",
+    }
+).encode()
 LIES: dict[str, Lie] = {
     "honest": nothing,
     "swapped places": change_report(swap_places),
@@ -220,27 +228,25 @@ LIES: dict[str, Lie] = {
     "no product": nothing,
     "more files": both(add_file("extraction.json"), add_file("manifest.json"), add_file("\n")),
     "refusal without a reason": nothing,
-    "refusal with a forged reason": add_file(
-        ERROR,
-        json.dumps(
-            {
-                "what": "\x1b[2J[red]is fine[/]\nerror: another line",
-                "where": "/etc/passwd",
-                "expected": "",
-                "action": "Run \x1b]52;c;Y3VybA==\x07 as root",
-            }
-        ).encode(),
+    "refusal with a forged reason": rewrite(ERROR, lambda _: FORGED),
+    "refusal with a huge reason": rewrite(
+        ERROR, lambda _: json.dumps({"what": "x" * (20 << 20)}).encode()
     ),
-    "refusal with a huge reason": add_file(ERROR, json.dumps({"what": "x" * (20 << 20)}).encode()),
-    "refusal that is no document": add_file(ERROR, b"[]"),
+    "refusal that is no document": rewrite(ERROR, lambda _: b"[]"),
     "failure": fail,
 }
 
 
+PREPARED = {"no product", "product is a link", "product is a pipe", "product is a folder"}
+
+
 def prepare(lie: str, folder: Path) -> None:
-    """Put something else where a file of the worker's will be."""
+    """Put something else in the place of a file of the worker's."""
+    if lie in PREPARED:
+        (folder / OTHER).unlink()
     match lie:
         case "report is a link":
+            (folder / REPORT).rename(folder / "elsewhere.json")
             (folder / REPORT).symlink_to("elsewhere.json")
         case "product is a link":
             (folder / OTHER).symlink_to(BACKBONE)
@@ -255,10 +261,7 @@ def prepare(lie: str, folder: Path) -> None:
 
 def tell(lie: str, source_fd: int, folder: Path, task: list[str]) -> int:
     """Do the task, then lie about it."""
-    try:
-        status = worker.main(source_fd, str(folder), ["inspect"] if lie == "no product" else task)
-    except FileExistsError:
-        status = worker.main(source_fd, str(folder), ["inspect"])
+    status = worker.main(source_fd, str(folder), ["inspect"] if lie in PREPARED else task)
     LIES[lie](folder)
     return worker.REFUSED if lie.startswith("refusal") else status
 

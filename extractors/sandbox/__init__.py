@@ -13,7 +13,8 @@ The worker is a module of the mounted packages that defines
 
 It is imported first; then the system call filter closes (no new process, no socket, no new
 executable memory: everything it needs must be imported at the top), and only then `main` is called
-with a read-only descriptor of the source and the path of the only folder it can write to.
+with a read-only descriptor of the source and the path of the folder with the files, made before by
+the caller, that it can write.
 Its return value is the exit status.
 
 Nothing is imported here: this package is also what the worker's own process starts from.

@@ -13,9 +13,9 @@ UNPRIVILEGED = 65534
 
 @contextmanager
 def handed_over(folder: Path) -> Generator[None]:
-    """Give `folder` to the worker's user while root runs one; for other callers, nothing changes.
+    """Give `folder` and its files to the worker's user while root runs one, and take them back.
 
-    What the worker left in it belongs to the caller afterwards.
+    For other callers, nothing changes.
     """
     if os.geteuid() != 0:
         yield
@@ -23,17 +23,17 @@ def handed_over(folder: Path) -> Generator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         owner = os.fstat(handle)
-        os.fchown(handle, UNPRIVILEGED, UNPRIVILEGED)
+        _give(handle, UNPRIVILEGED, UNPRIVILEGED)
         try:
             yield
         finally:
-            os.fchown(handle, owner.st_uid, owner.st_gid)
-            with os.scandir(handle) as entries:
-                for entry in entries:
-                    _take(entry.name, owner, handle)
+            _give(handle, owner.st_uid, owner.st_gid)
     finally:
         os.close(handle)
 
 
-def _take(name: str, owner: os.stat_result, folder: int) -> None:
-    os.chown(name, owner.st_uid, owner.st_gid, dir_fd=folder, follow_symlinks=False)
+def _give(folder: int, user: int, group: int) -> None:
+    os.fchown(folder, user, group)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            os.chown(entry.name, user, group, dir_fd=folder, follow_symlinks=False)

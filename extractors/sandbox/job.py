@@ -76,8 +76,9 @@ class WorkerJob:
         source_fd: the source, open for reading only. bubblewrap hands this descriptor on.
         source_path: the path that `source_fd` was opened by. Docker mounts it read-only; the worker
             does not start if it is another file by then.
-        output: an empty folder of the caller; the worker's only writable one. While the worker runs
-            it must be left alone, and when root calls it belongs to another user meanwhile.
+        output: a folder of the caller with nothing but the empty files that the worker may write;
+            it can make no others. While the worker runs it must be left alone, and when root calls
+            it belongs to another user meanwhile.
         module: the worker, see the package's docstring for its `main`.
         arguments: handed to `main` as they are.
         limits: what it may use.
@@ -116,12 +117,12 @@ class WorkerResult:
     limits: SandboxLimits
 
     def raise_for_end(self, *, where: str = "") -> None:
-        """Raise if a limit or a wall ended the worker.
+        """Raise if a limit or a wall ended the worker; a full disk is neither.
 
         Raises:
             SandboxError: says which one and how far it reached. `where` names the source.
         """
-        if self.ended_by is not None:
+        if self.ended_by is not None and self.ended_by in _ENDS:
             what = _ENDS[self.ended_by](self)
             raise SandboxError(
                 f"the sandbox ended its reader: {what}",
@@ -134,7 +135,6 @@ _ENDS: dict[EndedBy, Callable[[WorkerResult], str]] = {
     "memory": lambda end: f"it needs more than {end.limits.memory_bytes} bytes of memory",
     "time": lambda end: f"it takes longer than {end.limits.seconds:g} seconds",
     "file size": lambda end: f"it writes a file of more than {end.limits.file_bytes} bytes",
-    "disk space": lambda end: "no space is left for its output",
     "forbidden system call": lambda end: "it tried a system call that no reader needs",
     "signal": lambda end: f"signal {end.exit_status - 128}",
 }

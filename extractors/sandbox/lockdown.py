@@ -1,8 +1,8 @@
 """The last wall, raised by the worker's own process: a system call filter that only adds.
 
-A worker that has imported all it needs only reads, writes and computes. Any other call fails with
-EPERM, and those that only an attack would try end the process. Once installed, a filter can't be
-removed or loosened, and holds for every thread.
+A worker that has imported all it needs only reads, computes, and writes to files that are there for
+it; it makes none. Any other call fails with EPERM, and those that only an attack would try end the
+process. Once installed, a filter can't be removed or loosened, and holds for every thread.
 
 The filter is built here, not handed to `bwrap --seccomp`, because it must also refuse `execve` and
 executable mappings, which starting the interpreter and importing NumPy need; and because the same
@@ -132,7 +132,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 _PROT_EXEC = 0x4
 _CLONE_THREAD = 0x10000
-_SET_ID_BITS = 0o6000
+_MAKES_A_FILE = 0o20000100  # O_CREAT, and the bit of O_TMPFILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class ArgumentRule:
 
 
 RULES: dict[str, ArgumentRule] = {
-    "openat": ArgumentRule((257, 56), 3, _SET_ID_BITS, _REFUSE, _ALLOW),
+    "openat": ArgumentRule((257, 56), 2, _MAKES_A_FILE, _REFUSE, _ALLOW),
     "mmap": ArgumentRule((9, 222), 2, _PROT_EXEC, _REFUSE, _ALLOW),
     "mprotect": ArgumentRule((10, 226), 2, _PROT_EXEC, _REFUSE, _ALLOW),
     "clone": ArgumentRule((56, 220), 0, _CLONE_THREAD, _ALLOW, _KILL),

@@ -1,4 +1,4 @@
-"""The two entry points: try the chosen sandbox, run a worker in it."""
+"""The entry points: find the chosen sandbox, try it, run a worker in it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ def check_sandbox(choice: SandboxChoice) -> str:
     sandbox = _open(choice)
     sandbox.check()
     return sandbox.name
+
+
+def require_sandbox(choice: SandboxChoice) -> None:
+    """Find the sandbox, without starting anything in it.
+
+    Raises:
+        SandboxError: it is missing; says how to get it.
+    """
+    _open(choice)
 
 
 def run_worker(job: WorkerJob, choice: SandboxChoice) -> WorkerResult:

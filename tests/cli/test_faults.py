@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_release import ASSET, CHECKPOINT, CONFIG, names_in, sha256
+from tiny_release import ASSET, CHECKPOINT, CONFIG, Release, names_in, sha256
 
 from sam3d_gguf.convert.verify import verify
 
@@ -264,8 +265,58 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, step: int) -> Non
         assert ended.returncode == 2, ended.stderr
         assert ended.stdout == "", (mebibytes, ended.stdout)
         assert ended.stderr.startswith("error: ")
-        assert "space" in ended.stderr or "disk" in ended.stderr, ended.stderr
+        assert "the disk " in ended.stderr, ended.stderr
+        assert str(tmp_path) in ended.stderr
+        assert "hostile" not in ended.stderr
     assert succeeded
+
+
+@AS_ROOT
+@pytest.mark.parametrize("kilobytes", [0, 4, 64])
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_full_folder_for_temporary_files_is_named(
+    single: Release, tmp_path: Path, command: str, kilobytes: int
+) -> None:
+    """Too small for the folder, its files, or the reader's report."""
+    arguments: dict[str, list[str | Path]] = {
+        "inspect": [BIN / "sam3d-inspect", CHECKPOINT],
+        "verify": [BIN / "sam3d-verify", single.manifest, "--source", CHECKPOINT],
+    }
+    inodes = "nr_inodes=2" if kilobytes == 0 else "nr_inodes=0"
+    program = f'mount -t tmpfs -o size={kilobytes or 4}k,{inodes} tmpfs "$0"; exec "$@"'
+    ended = subprocess.run(
+        [*IN_NAMESPACE, program, tmp_path, *arguments[command]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error: {tmp_path}: the disk is full")
+    assert "hostile" not in ended.stderr
+    assert "room for the reader's report" in ended.stderr or kilobytes == 0
+
+
+@AS_ROOT
+def test_a_full_disk_says_how_much_the_products_lack(tmp_path: Path) -> None:
+    """Enough for the report; the products and their headers are of known sizes."""
+    task = TASKS["extract"]
+    ended = subprocess.run(
+        [*IN_NAMESPACE, ON_SMALL_DISK, tmp_path, "1m", *task.installed(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    found = re.search(
+        r"the disk is full: it has ([0-9]+) bytes left .* expected ([0-9]+) bytes", ended.stderr
+    )
+    assert found is not None, ended.stderr
+    subprocess.run(task.installed(tmp_path), check=True, stdout=subprocess.DEVNULL)
+    sizes = sum(path.stat().st_size for path in (tmp_path / "x").glob("*.safetensors"))
+    assert sizes - (1 << 20) < int(found[2]) < sizes
 
 
 @AS_ROOT

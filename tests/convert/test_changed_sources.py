@@ -154,7 +154,7 @@ def test_a_file_put_in_place_of_the_source_is_not_read(
         other.write_bytes(b"something else")
         other.rename(source)
 
-    after(monkeypatch, extract_module, "sniff", replace)
+    after(monkeypatch, extract_module, "hash_file", replace)
 
     extraction = extract_to_folder("body", source, tmp_path / "out", allow_unpinned=True)
 

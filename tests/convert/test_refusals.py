@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_bytes import Entry, pickled, tensor, zip_archive
+from pinned import pin
 from tiny_release import (
     ASSET,
     CHECKPOINT,
@@ -29,8 +31,12 @@ from tiny_release import (
     sources_of,
 )
 
+import sam3d_gguf.extractors.extract as extract_module
+from sam3d_gguf.convert.inspect import inspect
 from sam3d_gguf.convert.problems import BindingError
-from sam3d_gguf.convert.release import convert_body, convert_mhr
+from sam3d_gguf.convert.release import convert_body, convert_mhr, extract_to_folder
+from sam3d_gguf.manifests.known_answers import load_known_answers
+from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import ContractError, InputError, OutputError, Sam3dError
 
 Sources = dict[str, Source]
@@ -323,13 +329,98 @@ KINDS: dict[str, tuple[Make, str]] = {
     "safetensors": (of(struct.pack("<Q", 2) + b"{}" + bytes(600)), "a safetensors file"),
     "gguf": (of(b"GGUF" + bytes(600)), "a GGUF file"),
     "foreign zip": (foreign_zip, "a zip archive that torch did not write"),
-    "cut short": (of(CHECKPOINT.read_bytes()[:-100]), "damaged or cut short"),
+    "zip cut short": (
+        lambda folder: foreign_zip(folder)[:-9],
+        "a zip archive that is damaged or cut short: does not end with a zip directory",
+    ),
     "gzip": (of(gzip.compress(b"x")), "a gzip file"),
     "json": (of(b'{"error": "gated"}'), "a JSON document"),
     "zeros": (of(bytes(8192)), "starts with zeros only"),
     "text": (of(b"hello"), "of no kind that is known here"),
     "script": (of(ASSET.read_bytes()), "a TorchScript archive"),
 }
+
+
+def entries(*more: Entry) -> list[Entry]:
+    """The members of a checkpoint, and more."""
+    pickle = Entry(b"archive/data.pkl", pickled({"a": tensor()}))
+    return [pickle, Entry(b"archive/data/0", bytes(24)), *more]
+
+
+def overlapping() -> bytes:
+    """The directory names one member's bytes again, under another name."""
+    return zip_archive(entries(Entry(b"archive/again", b"", central={"at": 0})))
+
+
+ARCHIVES: dict[str, tuple[bytes, str, str]] = {
+    "cut short": (
+        CHECKPOINT.read_bytes()[:-100],
+        "does not end with a zip directory: it is cut short or has a tail",
+        "Fetch the file again",
+    ),
+    "name that leaves": (
+        zip_archive(entries(Entry(b"archive/../../x", b""))),
+        "the member name 'archive/../../x' does not stay inside a folder",
+        "No official file",
+    ),
+    "first name that leaves": (
+        zip_archive([Entry(b"../x", b""), *entries()]),
+        "the member name '../x' does not stay inside a folder",
+        "No official file",
+    ),
+    "absolute name": (
+        zip_archive([Entry(b"/etc/x", b""), *entries()]),
+        "the member name '/etc/x' does not stay inside a folder",
+        "No official file",
+    ),
+    "name twice": (
+        zip_archive(entries(Entry(b"archive/data.pkl", pickled({})))),
+        "holds 'archive/data.pkl' twice",
+        "No official file",
+    ),
+    "overlap": (
+        overlapping(),
+        "'archive/data.pkl' overlaps the member after it",
+        "No official file",
+    ),
+    "hidden bytes": (
+        zip_archive([Entry(b"archive/data.pkl", pickled({}), gap=b"hidden")]),
+        "6 bytes lie behind 'archive/data.pkl'",
+        "No official file",
+    ),
+    "compressed": (
+        zip_archive(entries(Entry(b"archive/data/1", bytes(90), method=8))),
+        "'archive/data/1': is compressed, which torch does to code only",
+        "No official file",
+    ),
+    "two roots": (
+        zip_archive(entries(Entry(b"other/data.pkl", b""))),
+        "'other/data.pkl' lies outside the root folder 'archive'",
+        "Fetch the file again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_is_refused_by_its_fault_and_member(
+    out: Path, tmp_path: Path, name: str
+) -> None:
+    data, cause, action = ARCHIVES[name]
+    path = written(tmp_path / "model.ckpt", data)
+    said = [str(refused(out, checkpoint=path))]
+    for task in (
+        lambda: inspect(path),
+        lambda: extract_to_folder("body", path, tmp_path / "x", allow_unpinned=True),
+    ):
+        with pytest.raises(InputError) as caught:
+            task()
+        said.append(str(caught.value))
+
+    for text in said:
+        assert cause in text
+        assert action in text
+        assert str(path) in text
+        assert "damaged" not in text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -442,6 +533,35 @@ def test_kept_safetensors_that_exist_are_refused_before_anything_is_read(tmp_pat
         ({"out": "body\n.gguf"}, "characters"),
         ({"out": "body\udcff.gguf"}, "characters"),
         ({"manifest": "manifest[red].json"}, "characters"),
+        ({"manifest": "manifest.txt"}, "would not take this for a manifest"),
+        ({"manifest": "MANIFEST.JSON"}, "would not take this for a manifest"),
+        ({"out": "native", "manifest": "native/m", "layout": "components"}, "would not take this"),
+        ({"out": "body.json"}, "would take this for a manifest"),
+        ({"out": "."}, "a folder that exists"),
+        ({"out": ".."}, "a folder that exists"),
+        ({"out": "elsewhere/..", "layout": "components"}, "a folder that exists"),
+        ({"keep_safetensors": "body.gguf"}, "in the place of .*/body.gguf"),
+        ({"keep_safetensors": "mhr.gguf"}, "in the place of .*/mhr.gguf"),
+        ({"keep_safetensors": "manifest.json"}, "in the place of .*/manifest.json"),
+        ({"keep_safetensors": "elsewhere/../body.gguf"}, "in the place of .*/body.gguf"),
+        ({"keep_safetensors": "linked/body.gguf"}, "in the place of .*/body.gguf"),
+        ({"keep_safetensors": "body.gguf/kept"}, "in the place of .*/body.gguf"),
+        ({"out": "mhr", "keep_safetensors": ""}, "in the place of .*/mhr"),
+        ({"out": "other.safetensors", "keep_safetensors": ""}, "in the place of .*/other.safe"),
+        (
+            {"out": "native", "layout": "components", "keep_safetensors": "native"},
+            "in the place of .*/native",
+        ),
+        (
+            {"out": "native", "layout": "components", "keep_safetensors": "native/kept"},
+            "in the place of .*/native",
+        ),
+        (
+            {"out": "mhr", "layout": "components", "keep_safetensors": ""},
+            "in the place of .*/mhr",
+        ),
+        ({"keep_safetensors": "absent/kept"}, "doesn't exist"),
+        ({"keep_safetensors": "a file"}, "exists already: it is a file"),
         ({"layout": "components", "precision": "source"}, "F32 only"),
         ({"out": "absent/body.gguf"}, "doesn't exist"),
         ({"out": "absent/native", "layout": "components"}, "doesn't exist"),
@@ -451,14 +571,100 @@ def test_outputs_that_cannot_be_are_refused_before_anything_is_read(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path)
+    (tmp_path / "a file").touch()
     options: dict[str, Any] = {"out": "body.gguf", "checkpoint": "not looked at", **changes}
-    for key in options.keys() & {"out", "manifest", "checkpoint"}:
-        options[key] = tmp_path / options[key]
+    for key in options.keys() & {"out", "manifest", "checkpoint", "keep_safetensors"}:
+        options[key] = tmp_path / options[key] if options[key] != "." else Path()
 
     with pytest.raises(Sam3dError, match=words):
         convert_body(request(options.pop("out"), **options))
 
-    assert names_in(tmp_path) == ["elsewhere"]
+    assert names_in(tmp_path) == ["a file", "elsewhere", "linked"]
+
+
+def test_safetensors_are_kept_in_any_folder_apart(out: Path) -> None:
+    """Beside the outputs, above them, and in a folder that a link leads to."""
+    out.with_name("link").symlink_to(out.parent)
+    for kept in (out.parent, out.parent.parent, out.with_name("kept"), out.with_name("link") / "x"):
+        request(out, keep_safetensors=kept).check("body")
+        request(out.with_name("native"), layout="components", keep_safetensors=kept).check("body")
+
+
+# Before anything is read
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a legacy file is read or hashed, in the sandbox or outside."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("it is read")
+
+    for name in ("run_worker", "hash_file"):
+        monkeypatch.setattr(extract_module, name, fail)
+
+
+HTML = b"<!DOCTYPE html><html><body>Sign in"
+
+
+@pytest.mark.usefixtures("unread")
+def test_what_the_sources_are_is_looked_at_first(out: Path, tmp_path: Path) -> None:
+    page = written(tmp_path / "page", HTML)
+    absent = tmp_path / "absent.yaml"
+
+    for changes in ({"checkpoint": page, "config": absent}, {"mhr": page, "config": absent}):
+        assert "page: is an HTML page" in str(refused(out, **changes))
+    assert "absent.yaml" in str(refused(out, config=absent, mhr=ASSET))
+    with pytest.raises(InputError, match="is an HTML page"):
+        convert_mhr(request(out, checkpoint=page, mhr=None))
+    for allow in (True, False):
+        with pytest.raises(InputError, match="is an HTML page"):
+            extract_to_folder("body", page, tmp_path / "x", allow_unpinned=allow)
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_size_that_is_not_pinned_is_refused_at_once(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        pin(monkeypatch, {"body.config": CONFIG, "body.checkpoint": CHECKPOINT})
+        for changes in ({"mhr": ASSET}, {"checkpoint": CHECKPOINT, "mhr": ASSET}):
+            said = str(refused(out, **changes, allow_unpinned=False))
+            assert "this is not a pinned mhr.asset" in said
+    finally:
+        load_sources.cache_clear()
+        load_known_answers.cache_clear()
+
+
+@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize("extracted", [False, True])
+def test_components_without_an_asset_are_refused_at_once(
+    single: Release, out: Path, extracted: bool
+) -> None:
+    source = {"checkpoint": None, "extraction": single.extraction} if extracted else {}
+
+    error = refused(out.with_name("native"), layout="components", **source)
+
+    assert "name the MHR asset that they need" in str(error)
+
+
+@pytest.mark.usefixtures("unread")
+def test_an_extraction_that_is_none_is_refused_at_once(
+    single: Release, out: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    named = {
+        CONFIG: "this is no folder; expected a folder with extraction.json",
+        tmp_path / "absent": "this is no folder",
+        tmp_path / "empty": "the file cannot be opened: No such file",
+        single.mhr_extraction: "this is an extraction of mhr",
+    }
+    for path, words in named.items():
+        said = str(refused(out, checkpoint=None, extraction=path, mhr=ASSET))
+        assert words in said
+        assert "Errno" not in said
+    assert "this is an extraction of body" in str(refused(out, mhr=single.extraction))
 
 
 def test_names_of_sources_that_are_not_printable_are_recorded_so_that_they_can_be_read(

@@ -402,6 +402,65 @@ def test_inert_arguments_of_tensors_are_reported() -> None:
     assert [(one.function, one.path) for one in archive.inert] == [("os.system", "a.(5)")]
 
 
+CALL = assemble(Call(Global("os", "system"), ("id",)))
+DROPS = {
+    "POP": CALL + b"0",
+    "POP_MARK": b"(" + CALL + b"1",
+    "POP_MARK with others": b"(K\1" + CALL + b"K\x021",
+    "POP of what holds it": b"]" + CALL + b"a0",
+    "POP of a call with it": b"cm\nf\n" + CALL + b"\x85R0",
+    "POP of an object with it as state": b"cm\nC\n)R" + CALL + b"b0",
+    "a memo entry that another replaces": CALL + b"q\7" + b"0Nq\x070",
+    "OBJ": b"(cos\nsystem\nX\2\0\0\0ido0",
+    "INST": b"(X\2\0\0\0idios\nsystem\n0",
+    "NEWOBJ": b"cos\nsystem\nX\2\0\0\0id\x85\x810",
+    "NEWOBJ_EX": b"cos\nsystem\nX\2\0\0\0id\x85}\x920",
+    "a persistent id": CALL + b"Q0",
+}
+
+
+@pytest.mark.parametrize("drop", DROPS.values(), ids=DROPS.keys())
+def test_calls_whose_result_is_dropped_are_reported(drop: bytes) -> None:
+    tree = Raw(drop + assemble({"a": tensor()}))
+    other = Raw(drop + assemble({"protocol_version": 1001, "little_endian": True}))
+    files = {
+        "zip": zip_checkpoint(tree),
+        "inside a tensor": zip_checkpoint({"a": Raw(drop + assemble(tensor()))}),
+        "script": script_archive(Raw(drop + assemble(module({"a": tensor()})))),
+        "constants": script_archive(module({"a": tensor()}), constants=Raw(drop + b"N")),
+        "legacy": legacy_checkpoint(tree),
+        "legacy version": legacy_checkpoint({"a": tensor()}, version=Raw(drop + assemble(1001))),
+        "legacy system": legacy_checkpoint({"a": tensor()}, system=other),
+        "legacy keys": legacy_checkpoint({"a": tensor()}, keys=Raw(drop + assemble(["0"]))),
+    }
+    for name, data in files.items():
+        archive = read(data)
+        assert {i.function: i.count for i in archive.inert if i.function[0] == "o"} == {
+            "os.system": 1
+        }, name
+        assert all(i.path.startswith("(dropped)") for i in archive.inert), name
+        assert "os.system" in archive.globals, name
+        assert list(archive.tensors) == ["a"], name
+        assert archive.excluded == (), name
+
+
+def test_a_call_counts_as_often_as_it_is_made() -> None:
+    tree = {"a": tensor(), "kept": Raw(CALL + b"0" + CALL + b"0" + CALL + b"q\x050h\5")}
+
+    (inert,) = read(zip_checkpoint(tree)).inert
+
+    assert (inert.function, inert.path, inert.count) == ("os.system", "kept", 3)
+
+
+def test_a_tensor_that_is_dropped_is_excluded_once() -> None:
+    parameter = rebuild("_rebuild_parameter", tensor(), False, Raw(b"N"))
+    tree = Raw(assemble(parameter) + b"0" + assemble({"a": tensor()}))
+
+    archive = read(zip_checkpoint(tree))
+
+    assert [one.path for one in archive.excluded] == ["(dropped)"]
+
+
 def test_a_cycle_in_a_checkpoint_is_survived() -> None:
     tree = Raw(b"}q\0(X\1\0\0\0a" + assemble(tensor()) + b"X\4\0\0\0selfh\0u")
 

@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "name twice": (zip_archive([DATA, Entry(b"a/data", b"other")]), "'a/data' twice"),
     "two root folders": (zip_archive([DATA, Entry(b"b/x", b"")]), "outside the root"),
-    "no root folder": (zip_archive([Entry(b"data.pkl", b"")]), "outside the root"),
+    "no root folder": (zip_archive([Entry(b"data.pkl", b"")]), "in no folder"),
     "other local name": (lie(name=b"a/dada"), "another name"),
     "longer local name": (lie(name=b"a/data2"), "another name"),
     "other local signature": (lie(signature=b"PK\1\1"), "no local header"),

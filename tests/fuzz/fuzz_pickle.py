@@ -41,7 +41,7 @@ def walk(found: Pickle) -> None:
         except Sam3dError:
             continue
     try:
-        Survey({"": found.value}, tree.wanted, limits=LIMITS, where="input")
+        Survey({"": found}, tree.wanted, limits=LIMITS, where="input")
     except Sam3dError:
         return
 

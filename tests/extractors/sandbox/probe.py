@@ -133,7 +133,7 @@ def look_around() -> dict[str, object]:
 
 def try_out(source: int, output: str) -> dict[str, object]:
     """What the filter lets through: all that a reader needs, and no more."""
-    made = os.open(f"{output}/made", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    made = os.open(f"{output}/made", os.O_RDWR | os.O_TRUNC)
     os.write(made, b"0123456789")
     page = mmap.mmap(-1, PAGE)
     address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
@@ -141,6 +141,11 @@ def try_out(source: int, output: str) -> dict[str, object]:
     refused: dict[str, Callable[[], object]] = {
         "executable mapping": lambda: mmap.mmap(-1, PAGE, prot=executable),
         "executable page": checked("mprotect", address, PAGE, executable),
+        "new file": lambda: os.open(f"{output}/new", os.O_CREAT | os.O_WRONLY, 0o644),
+        "nameless file": lambda: os.open(output, os.O_TMPFILE | os.O_RDWR, 0o644),
+        "folder": lambda: Path(output, "folder").mkdir(),
+        "other name": lambda: Path(output, "made").rename(f"{output}/renamed"),
+        "no file any more": lambda: Path(output, "made").unlink(),
         "set-user-ID file": lambda: os.open(f"{output}/suid", os.O_CREAT | os.O_WRONLY, 0o4755),
         "set-group-ID file": lambda: os.open(f"{output}/sgid", os.O_CREAT | os.O_WRONLY, 0o2755),
         "mode of the source": lambda: os.fchmod(source, 0o777),
@@ -168,7 +173,7 @@ def try_out(source: int, output: str) -> dict[str, object]:
         "hash": lambda: hashlib.sha256(bytes(PAGE)).hexdigest(),
         "compute": lambda: np.arange(1 << 20).astype(np.float32).sum(),
         "thread": run_thread,
-        "text": lambda: Path(output, "text").write_text("ü", encoding="utf-16"),
+        "text": lambda: write_text(os.open(f"{output}/text", os.O_WRONLY | os.O_TRUNC)),
     }
     return {
         "environment": dict(os.environ),
@@ -179,6 +184,11 @@ def try_out(source: int, output: str) -> dict[str, object]:
         "refused": {name: outcome(attempt) for name, attempt in refused.items()},
         "allowed": {name: outcome(attempt) for name, attempt in allowed.items()},
     }
+
+
+def write_text(fd: int) -> None:
+    with os.fdopen(fd, "w", encoding="utf-16") as file:
+        file.write("ü")
 
 
 def run_thread() -> None:
@@ -255,13 +265,13 @@ def wait_in_silence() -> None:
 
 
 def write_much(output: str, size: int) -> None:
-    fd = os.open(f"{output}/much", os.O_CREAT | os.O_WRONLY)
+    fd = os.open(f"{output}/much", os.O_WRONLY)
     for offset in range(0, size, 1 << 20):
         os.pwrite(fd, bytes(1 << 20), offset)
 
 
 def grow(output: str, size: int) -> None:
-    os.ftruncate(os.open(f"{output}/much", os.O_CREAT | os.O_WRONLY), size)
+    os.ftruncate(os.open(f"{output}/much", os.O_WRONLY), size)
 
 
 def drain(source: int) -> None:

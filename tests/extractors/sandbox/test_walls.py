@@ -43,6 +43,7 @@ from sam3d_gguf.extractors.sandbox.run import run_worker
 from sam3d_gguf.schemas.errors import SandboxError
 
 LIMITS = SandboxLimits(memory_bytes=512 << 20, file_bytes=8 << 20, seconds=60.0, processes=16)
+OUTPUTS = {"made", "text", "much"}
 ORDINARY_USER = 12345
 NOBODY = 65534
 PAGE = 4096
@@ -189,15 +190,17 @@ def stand_at(place: tuple[SandboxChoice, int | None]) -> Generator[Stand]:
         # Everybody may write to it: only the walls keep the worker from doing so.
         probe.chmod(0o666)
         stand.output.mkdir()
+        for made in OUTPUTS:
+            (stand.output / made).touch(0o600)
         if user is not None:
-            for path in (stand.folder, stand.source, stand.output):
+            for path in (stand.folder, stand.source, stand.output, *stand.output.iterdir()):
                 os.chown(path, user, user)
         yield stand
 
 
 @pytest.fixture
 def stand(place: tuple[SandboxChoice, int | None]) -> Generator[Stand]:
-    """A place with a source and an empty output folder."""
+    """A place with a source, and a folder with empty files for the output."""
     with stand_at(place) as stand:
         yield stand
 
@@ -353,7 +356,7 @@ def test_the_filter_lets_a_reader_work(findings: Findings) -> None:
 
 def test_its_output_belongs_to_the_caller(findings: Findings) -> None:
     owner = os.geteuid() if findings.user is None else findings.user
-    assert set(findings.output) == {"made", "text"}
+    assert set(findings.output) == OUTPUTS
     for state in findings.output.values():
         assert stat.S_ISREG(state.st_mode)
         assert state.st_mode & (stat.S_ISUID | stat.S_ISGID) == 0
