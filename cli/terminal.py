@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -145,9 +146,13 @@ def _repeat_interrupt(lost: sys.UnraisableHookArgs) -> None:
 
 def _words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; nothing was left behind"
+        return "interrupted; nothing unfinished was left behind"
     if isinstance(error, MemoryError):
-        return "the memory does not suffice"
+        return "the memory does not suffice. Free memory, or raise the limits of this process"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return _words(MemoryError())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 

@@ -138,7 +138,11 @@ def read_regular_file(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        reason = "is a symbolic link" if Path(path).is_symlink() else f"cannot be opened: {error}"
+        reason = (
+            "is a symbolic link"
+            if Path(path).is_symlink()
+            else f"cannot be opened: {error.strerror}"
+        )
         raise InputError(f"the file {reason}", where=where, expected="a regular file") from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

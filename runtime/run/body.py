@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.body.estimator import InferenceType
 from sam3d_gguf.runtime.body.model import BodyModel
 from sam3d_gguf.runtime.geometry.arrays import Uint8
 from sam3d_gguf.runtime.images import read_mask, read_photo
-from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.runtime.output import NewFile, check_free, publish_into
 from sam3d_gguf.runtime.run.batch import Photo
 from sam3d_gguf.runtime.run.files import (
+    BODY_FILES,
+    FEATURE_FILES,
     Files,
     Timings,
     body_files,
@@ -23,6 +27,7 @@ from sam3d_gguf.runtime.run.files import (
     timings_file,
 )
 from sam3d_gguf.runtime.tensor_files import encode_tensors
+from sam3d_gguf.schemas.errors import OutputError, Sam3dError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,28 @@ class BodyOptions:
     features_only: bool
     out: Path
     taps: Path | None = None
+
+
+def check_photos(photos: Sequence[Photo], options: BodyOptions) -> None:
+    """Refuse photos that are not there, and outputs that are, before the model is loaded.
+
+    Raises:
+        InputError: a photo or mask that cannot be opened.
+        OutputError: a file exists already, or a folder cannot be written.
+    """
+    names = FEATURE_FILES if options.features_only else BODY_FILES
+    places = (options.out / photo.name / name for photo in photos for name in names)
+    check_free(places, makes_folders=True)
+    if options.taps is not None:
+        folder = options.out / photos[0].name
+        beside = options.taps.parent.resolve() == folder.resolve()
+        if beside and options.taps.name in names:
+            raise OutputError("two outputs have the same path", where=str(options.taps))
+        check_free([options.taps], makes_folders=beside)
+    for photo in photos:
+        for path in (photo.image, *photo.masks):
+            with _naming(photo), open_source(path):
+                pass
 
 
 def run_photo(
@@ -60,19 +87,19 @@ def run_photo(
         OutputError: a file exists already, or the folder cannot be written.
     """
     timings = Timings({"load": load_seconds})
-    started = time.perf_counter()
-    pixels = read_photo(photo.image)
-    masks = _masks(photo, pixels)
-    timings.add("read", time.perf_counter() - started)
-    files, captured = _compute(model, photo, pixels, masks, options, provenance, timings)
+    with _naming(photo):
+        started = time.perf_counter()
+        pixels = read_photo(photo.image)
+        masks = _masks(photo, pixels)
+        timings.add("read", time.perf_counter() - started)
+        files, captured = _compute(model, photo, pixels, masks, options, provenance, timings)
     files |= timings_file(timings, provenance)
     folder = options.out / photo.name
-    folder.mkdir(parents=True, exist_ok=True)
-    places = {folder / name: [data] for name, data in files.items()}
+    places: list[NewFile] = [(folder / name, [data]) for name, data in files.items()]
     if options.taps is not None:
-        places[options.taps] = captured
-    publish(places)
-    return list(places)
+        places.append((options.taps, captured))
+    publish_into(folder, places)
+    return [path for path, _ in places]
 
 
 def _compute(
@@ -102,6 +129,20 @@ def _compute(
     files = body_files(result, pixels, provenance)
     timings.add("export", time.perf_counter() - started)
     return files, [] if capture is None else encode_tensors(capture.tensors, provenance)
+
+
+@contextlib.contextmanager
+def _naming(photo: Photo) -> Generator[None]:
+    """An error about one of many photos names it."""
+    try:
+        yield
+    except Sam3dError as error:
+        if not photo.name:
+            raise
+        where = f"photo {photo.name!r}" + (f", {error.where}" if error.where else "")
+        raise type(error)(
+            error.what, where=where, expected=error.expected, action=error.action
+        ) from error
 
 
 def _take_stages(timings: Timings, model: BodyModel) -> None:

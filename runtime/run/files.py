@@ -24,6 +24,9 @@ from sam3d_gguf.runtime.vocabulary import field_metadata
 from sam3d_gguf.schemas.strict_json import dumps
 
 Files = dict[str, bytes]
+FEATURE_FILES = ("result.safetensors", "timings.json")
+MHR_FILES = ("result.safetensors", "mesh.glb", "mesh.obj", "timings.json")
+BODY_FILES = ("result.safetensors", "overlay.png", "mesh.glb", "mesh.obj", "timings.json")
 
 _METRE = np.float32(0.01)
 _FLIP = np.array([1, -1, -1], np.float32)

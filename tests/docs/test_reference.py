@@ -422,6 +422,7 @@ def test_options(page: str, numbers: tuple[int, ...], command: str) -> None:
 def limit(text: str) -> int:
     """A number as security.md writes it."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "bytes": 1, "s": 1, "": 1}
+    units |= {"pixel": 1, "pixels": 1}
     number, _, unit = text.replace(",", "").partition(" ")
     return int(number) * units[unit]
 
