@@ -180,7 +180,8 @@ def body(
         load_seconds = time.perf_counter() - started
         with opened:
             if cases is not None and taps is not None:
-                write_tensors(taps, run_cases(inputs, opened.estimator.passes))
+                provenance = provenance_of(opened.backend, opened.metadata)
+                write_tensors(taps, run_cases(inputs, opened.estimator.passes), provenance)
                 _print_written([taps], as_json=as_json)
                 return
             provenance = provenance_of(opened.backend, opened.metadata)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.tensor_files import encode_tensors
 from sam3d_gguf.runtime.vocabulary import field_metadata
-from sam3d_gguf.schemas.strict_json import dumps
+from sam3d_gguf.schemas.documents import encode_document
 
 Files = dict[str, bytes]
 FEATURE_FILES = ("result.safetensors", "timings.json")
@@ -73,16 +72,7 @@ def feature_files(result: FeatureResult, provenance: Mapping[str, str]) -> Files
 
 def mhr_files(rig: MhrRig, mesh: MhrMesh, provenance: Mapping[str, str], *, meshes: bool) -> Files:
     """result.safetensors (vertices and joint states, cm) and, if asked for, the meshes."""
-    described = {
-        "vertices": {"unit": "centimetre", "axes": "MHR, y up", "space": "MHR model space"},
-        "skel_state": {
-            "unit": "centimetre",
-            "axes": "MHR, y up",
-            "space": "MHR model space",
-            "description": "mhr-joints: translation, quaternion x, y, z, w, scale",
-        },
-    }
-    metadata = {**provenance, **{name: json.dumps(text) for name, text in described.items()}}
+    metadata = {**field_metadata("mhr-output-v1"), **provenance}
     arrays = {"vertices": mesh.vertices, "skel_state": mesh.states}
     found = {"result.safetensors": b"".join(encode_tensors(arrays, metadata))}
     if meshes:
@@ -99,7 +89,7 @@ def timings_file(timings: Timings, provenance: Mapping[str, str]) -> Files:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "provenance": dict(provenance),
     }
-    return {"timings.json": dumps(document)}
+    return {"timings.json": encode_document(document, "run-timings")}
 
 
 def provenance_of(backend: Backend, models: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

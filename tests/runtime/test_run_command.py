@@ -101,6 +101,7 @@ def test_cases(model_files: Files, tmp_path: Path) -> None:
     assert found.exit_code == 0, found.stderr
     with TensorFile(taps) as file, TensorFile(TINY / "mhr-cases.safetensors") as expected:
         assert set(file.tensors) == set(expected.tensors)
+        assert {"tool", "device", "libraries", "body.content_sha256"} <= file.metadata.keys()
 
 
 @pytest.mark.parametrize("kind", ["json", "npz"])
