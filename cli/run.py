@@ -40,6 +40,7 @@ from sam3d_gguf.runtime.ggml.library import (
     load_vulkan_module,
 )
 from sam3d_gguf.runtime.output import check_free, publish_into
+from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.runtime.run.batch import Photo, intrinsics_matrix, read_batch
 from sam3d_gguf.runtime.run.body import BodyOptions, check_photos, run_photo
 from sam3d_gguf.runtime.run.files import (
@@ -47,7 +48,6 @@ from sam3d_gguf.runtime.run.files import (
     MHR_FILES,
     Timings,
     mhr_files,
-    provenance_of,
     timings_file,
 )
 from sam3d_gguf.runtime.run.mhr import MAX_MESHES, read_parameters
@@ -180,15 +180,14 @@ def body(
         load_seconds = time.perf_counter() - started
         with opened:
             if cases is not None and taps is not None:
-                provenance = provenance_of(opened.backend, opened.metadata)
-                write_tensors(taps, run_cases(inputs, opened.estimator.passes), provenance)
+                found = run_cases(inputs, opened.estimator.passes)
+                write_tensors(taps, found, opened.provenance)
                 _print_written([taps], as_json=as_json)
                 return
-            provenance = provenance_of(opened.backend, opened.metadata)
             written: list[Path] = []
             try:
                 for photo in _progress(photos):
-                    written += run_photo(opened, photo, options, provenance, load_seconds)
+                    written += run_photo(opened, photo, options, load_seconds)
             except BaseException:
                 _print_written(written, as_json=as_json and bool(written))
                 raise

@@ -44,6 +44,7 @@ from sam3d_gguf.runtime.ggml.errors import BackendError, CancelledError
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.images import read_photo
 from sam3d_gguf.runtime.loading import check_companion, load_weights
+from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import InputError
 
@@ -61,6 +62,7 @@ class BodyModel:
     Attributes:
         stage_seconds: wall time of the last call by stage.
         metadata: of the model files, by role (`body`, `mhr`).
+        provenance: what results are made with, as reports say it.
     """
 
     @classmethod
@@ -121,7 +123,11 @@ class BodyModel:
         """
         self.backend = backend
         self.stage_seconds: dict[str, float] = {}
-        self.metadata = {"body": dict(body.metadata), "mhr": dict(mhr.metadata)}
+        self.metadata: dict[str, dict[str, Any]] = {
+            "body": dict(body.metadata),
+            "mhr": dict(mhr.metadata),
+        }
+        self.provenance = provenance_of(backend, self.metadata)
         self._lock = threading.Lock()
         self._stages: list[tuple[str, float]] = []
         self._cancelled = threading.Event()
@@ -193,6 +199,7 @@ class BodyModel:
             self._faces,
             inference_type,
             assumed=assumed,
+            provenance=self.provenance,
             capture=capture,
         )
         _require_finite(result.arrays)
@@ -216,7 +223,7 @@ class BodyModel:
             self._start()
             tokens = self.estimator.tokens(request)
             self._finish()
-        result = feature_result(request, tokens, assumed=assumed)
+        result = feature_result(request, tokens, assumed=assumed, provenance=self.provenance)
         _require_finite(result.arrays)
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from sam3d_gguf.runtime.run.files import (
     Files,
     Timings,
     body_files,
-    feature_files,
     timings_file,
 )
 from sam3d_gguf.runtime.tensor_files import encode_tensors
@@ -71,7 +70,6 @@ def run_photo(
     model: BodyModel,
     photo: Photo,
     options: BodyOptions,
-    provenance: Mapping[str, str],
     load_seconds: float,
 ) -> list[Path]:
     """Run one photo and write all of its files at once.
@@ -92,8 +90,8 @@ def run_photo(
         pixels = read_photo(photo.image)
         masks = _masks(photo, pixels)
         timings.add("read", time.perf_counter() - started)
-        files, captured = _compute(model, photo, pixels, masks, options, provenance, timings)
-    files |= timings_file(timings, provenance)
+        files, captured = _compute(model, photo, pixels, masks, options, timings)
+    files |= timings_file(timings, model.provenance)
     folder = options.out / photo.name
     places: list[NewFile] = [(folder / name, [data]) for name, data in files.items()]
     if options.taps is not None:
@@ -108,13 +106,12 @@ def _compute(
     pixels: Uint8,
     masks: Uint8 | None,
     options: BodyOptions,
-    provenance: Mapping[str, str],
     timings: Timings,
 ) -> tuple[Files, list[bytes]]:
     if options.features_only:
         tokens = model.features(pixels, photo.boxes, photo.intrinsics, masks=masks)
         _take_stages(timings, model)
-        return feature_files(tokens, provenance), []
+        return {"result.safetensors": tokens.safetensors()}, []
     capture = model.new_capture() if options.taps is not None else None
     result = model(
         pixels,
@@ -126,9 +123,9 @@ def _compute(
     )
     _take_stages(timings, model)
     started = time.perf_counter()
-    files = body_files(result, pixels, provenance)
+    files = body_files(result, pixels)
     timings.add("export", time.perf_counter() - started)
-    return files, [] if capture is None else encode_tensors(capture.tensors, provenance)
+    return files, [] if capture is None else encode_tensors(capture.tensors, model.provenance)
 
 
 @contextlib.contextmanager
