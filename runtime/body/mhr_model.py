@@ -22,7 +22,7 @@ from sam3d_gguf.runtime.geometry.arrays import Float32
 from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig, load_rig
 from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
-from sam3d_gguf.runtime.ggml.host_memory import available_memory
+from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.weights import Weights
@@ -96,7 +96,8 @@ class MhrModel:
         pose = _numbers(parameters, "parameters")
         face = None if expression is None else _numbers(expression, "expression")
         check_shapes(shape, pose, face)
-        self._check_memory(len(pose))
+        size = _BYTES_A_VERTEX * len(pose) * self.rig.skinning.count
+        check_available(size, f"{len(pose)} meshes")
         with self._lock, np.errstate(all="ignore"):
             if self._closed:
                 raise BackendError("the model is closed", action="Load it again.")
@@ -125,15 +126,6 @@ class MhrModel:
                 expected="parameters of a body: angles in radians, scales as powers of 2",
             )
         return part
-
-    def _check_memory(self, rows: int) -> None:
-        needed = _BYTES_A_VERTEX * rows * self.rig.skinning.count
-        free = available_memory()
-        if needed > free:
-            raise BackendError(
-                f"{rows} meshes need {needed / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free",
-                action="Give fewer rows at a time.",
-            )
 
     def cancel(self) -> None:
         """Make the current or next call raise CancelledError; from any thread."""

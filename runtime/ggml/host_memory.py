@@ -33,6 +33,20 @@ def available_memory() -> int:
     return max(0, min(_machine(), _address_space(), *_control_groups()))
 
 
+def check_available(size: int, purpose: str) -> None:
+    """Refuses what is larger than the memory that is available.
+
+    Raises:
+        BackendError: fewer bytes are.
+    """
+    free = available_memory()
+    if size > free:
+        raise BackendError(
+            f"{purpose} need {size / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free",
+            action="Give fewer at a time, or free memory.",
+        )
+
+
 def require_memory(size: int, purpose: str) -> None:
     """Checks that so many bytes can be allocated now.
 

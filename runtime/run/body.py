@@ -14,6 +14,7 @@ from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.body.estimator import InferenceType
 from sam3d_gguf.runtime.body.model import BodyModel
 from sam3d_gguf.runtime.geometry.arrays import Uint8
+from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.images import read_mask, read_photo
 from sam3d_gguf.runtime.output import NewFile, check_free, publish_into
 from sam3d_gguf.runtime.run.batch import Photo
@@ -150,4 +151,7 @@ def _take_stages(timings: Timings, model: BodyModel) -> None:
 def _masks(photo: Photo, pixels: Uint8) -> Uint8 | None:
     if not photo.masks:
         return None
+    # Each alone, all of them stacked, and in the result.
+    size = (2 * len(photo.masks) + 1) * pixels.shape[0] * pixels.shape[1]
+    check_available(size, f"{len(photo.masks)} masks")
     return np.stack([read_mask(path, pixels) for path in photo.masks])

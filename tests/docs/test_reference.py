@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import json
+import math
 import re
 import subprocess
 import sys
@@ -694,8 +695,21 @@ def test_the_program_for_python_users_gives_parameters_that_exist() -> None:
     assert {keyword.arg for keyword in request.keywords} <= parameters.keys()
 
 
-def test_error_messages_exist() -> None:
-    (table,) = tables(section(read("convert.md"), "Errors"))
+def test_memory_of_the_official_models() -> None:
+    text = section(read("running.md"), "What it takes")
+    wording: dict[Model, str] = {"body": "GiB for the official Body", "mhr": "GiB for MHR"}
+    for model, words in wording.items():
+        bound = load_contract(CONTRACTS[model]).official()
+        size = 4 * sum(math.prod(tensor.shape) for tensor in bound.tensors.values()) / 2**30
+        (stated,) = re.findall(rf"([0-9.]+) {words}", text)
+        assert float(stated) == pytest.approx(size, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("page", "title"), [("convert.md", "Errors"), ("running.md", "Troubleshooting")]
+)
+def test_error_messages_exist(page: str, title: str) -> None:
+    (table,) = tables(section(read(page), title))
     known = set(strings())
     for row in table:
         for message in code_words(row[0]):

@@ -11,9 +11,10 @@ import pytest
 from facts import TINY
 from numpy.typing import NDArray
 
-from sam3d_gguf.runtime.body import BodyModel, MhrModel, mhr_model
+from sam3d_gguf.runtime.body import BodyModel, MhrModel
 from sam3d_gguf.runtime.body.cases import run_cases
 from sam3d_gguf.runtime.body.estimator import InferenceType
+from sam3d_gguf.runtime.ggml import host_memory
 from sam3d_gguf.runtime.ggml.errors import BackendError, CancelledError
 from sam3d_gguf.runtime.parity import Limits, ParityReport, Rules, compare, parse_rules
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
@@ -321,6 +322,6 @@ def test_more_meshes_than_memory_are_refused(
     model_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with MhrModel.load(model_files[1], threads=1) as mhr:
-        monkeypatch.setattr(mhr_model, "available_memory", lambda: 1000)
+        monkeypatch.setattr(host_memory, "available_memory", lambda: 1000)
         with pytest.raises(BackendError, match="9 meshes need 0 MiB and 0 MiB are free"):
             mhr(np.zeros((1, 45)), np.zeros((9, 204)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -305,3 +306,22 @@ def test_reports_are_not_written_over_anything(tmp_path: Path) -> None:
     assert "the folder doesn't exist" in missing.stderr
     assert (same.exit_code, missing.exit_code) == (2, 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_references_are_judged_together(tmp_path: Path) -> None:
+    names = ("mhr-cases.safetensors", "head-cases.safetensors", "expected.safetensors")
+    arrays: Arrays = {}
+    arguments = ["--rules", str(TINY / "rules.json"), "--json"]
+    for name in names:
+        arguments += ["--reference", str(TINY / name)]
+        arrays |= load_file(TINY / name)
+    save_file(arrays, tmp_path / "all.safetensors")
+    arguments += ["--candidate", str(tmp_path / "all.safetensors")]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.stdout[-500:]
+    report = json.loads(found.stdout)
+    assert report["passed"] == len(arrays)
+    hashes = [hashlib.sha256((TINY / name).read_bytes()).hexdigest() for name in names]
+    assert [file["sha256"] for file in report["files"]["references"]] == hashes
+    rules_hash = hashlib.sha256((TINY / "rules.json").read_bytes()).hexdigest()
+    assert report["files"]["rules"]["sha256"] == rules_hash

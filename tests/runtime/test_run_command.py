@@ -16,6 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from sam3d_gguf.cli.run import app
+from sam3d_gguf.runtime.ggml import host_memory
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
 
 Files = tuple[Path, Path]
@@ -336,3 +337,14 @@ def test_case_inputs_that_do_not_fit_are_refused(model_files: Files, tmp_path: P
             assert not taps.exists()
         if number == 5:
             break
+
+
+def test_masks_larger_than_memory_are_refused(
+    model_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("L", (200, 150)).save(tmp_path / "m.png")
+    real = host_memory.available_memory
+    monkeypatch.setattr(host_memory, "available_memory", lambda: min(real(), 89_999))
+    found = run_body(model_files, *IMAGE, "--mask", tmp_path / "m.png", "--out", tmp_path / "out")
+    assert "1 masks need 0 MiB and 0 MiB are free" in found.stderr
+    assert found.exit_code == 2
