@@ -22,7 +22,7 @@ from sam3d_gguf.cli.terminal import (
     print_json,
     reporting,
 )
-from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.runtime.output import NewFile, check_free, publish
 from sam3d_gguf.runtime.parity import Limits, ParityReport, TensorVerdict, compare, load_rules
 from sam3d_gguf.runtime.parity.html import error_ratio, render
 
@@ -56,12 +56,14 @@ def parity(
     """Compare a capture with reference captures: exit 0 if every tensor passes, 1 if not."""
     chosen: Limits = "plain" if limits is LimitsChoice.plain else "free-running"
     with reporting(debug):
+        places = [path for path in (report, html) if path is not None]
+        check_free(places)
         found = compare(reference, candidate, load_rules(rules), limits=chosen, rules_path=rules)
-        files: dict[Path, list[bytes]] = {}
+        files: list[NewFile] = []
         if report is not None:
-            files[report] = [found.dumps()]
+            files.append((report, [found.dumps()]))
         if html is not None:
-            files[html] = [render(found)]
+            files.append((html, [render(found)]))
         publish(files)
         with printing(complete=bool(files)):
             if as_json:

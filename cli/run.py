@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
+from collections.abc import Generator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.progress import track
 from rich.table import Table
 
@@ -36,10 +40,17 @@ from sam3d_gguf.runtime.ggml.library import (
     load_library,
     load_vulkan_module,
 )
-from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.runtime.output import check_free, publish_into
+from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.runtime.run.batch import Photo, intrinsics_matrix, read_batch
-from sam3d_gguf.runtime.run.body import BodyOptions, run_photo
-from sam3d_gguf.runtime.run.files import Timings, mhr_files, provenance_of, timings_file
+from sam3d_gguf.runtime.run.body import BodyOptions, check_photos, run_photo
+from sam3d_gguf.runtime.run.files import (
+    FEATURE_FILES,
+    MHR_FILES,
+    Timings,
+    mhr_files,
+    timings_file,
+)
 from sam3d_gguf.runtime.run.mhr import MAX_MESHES, read_parameters
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
 from sam3d_gguf.schemas.errors import InputError
@@ -146,9 +157,18 @@ def body(
     debug: DebugOption = False,
 ) -> None:
     """Estimate the people in photos: meshes, keypoints, poses."""
-    with reporting(debug):
+    with _reporting(debug):
+        _check_options(cases, image, bbox, intrinsics, mask, batch, taps, out)
+        if taps is not None and (features_only or inference_type is InferenceChoice.hand):
+            raise InputError("--taps is for the body and full estimators", where="--taps")
         photos = [] if cases else _photos(image, bbox, intrinsics, mask, batch)
-        _check_outputs(cases, taps, out, batch, features_only=features_only)
+        options = BodyOptions(
+            _inference(inference_type), features_only, out or Path(), None if cases else taps
+        )
+        check_photos(photos, options)
+        if cases is not None and taps is not None:
+            check_free([taps])
+        inputs = _read_tensors(cases) if cases else {}
         started = time.perf_counter()
         opened = BodyModel.load(
             model,
@@ -163,15 +183,17 @@ def body(
         load_seconds = time.perf_counter() - started
         with opened:
             if cases is not None and taps is not None:
-                _run_cases(opened, cases, taps)
+                found = run_cases(inputs, opened.estimator.passes)
+                write_tensors(taps, found, opened.provenance)
                 _print_written([taps], as_json=as_json)
                 return
-            assert out is not None
-            options = BodyOptions(_inference(inference_type), features_only, out, taps)
-            provenance = provenance_of(opened.backend, opened.metadata)
             written: list[Path] = []
-            for photo in _progress(photos):
-                written += run_photo(opened, photo, options, provenance, load_seconds)
+            try:
+                for photo in _progress(photos):
+                    written += run_photo(opened, photo, options, load_seconds)
+            except BaseException:
+                _print_written(written, as_json=as_json and bool(written))
+                raise
         _print_written(written, as_json=as_json)
 
 
@@ -192,6 +214,9 @@ def mhr(
     """Pose MHR bodies: result.safetensors, and meshes for up to 64 rows."""
     with reporting(debug):
         parameters = read_parameters(params)
+        few = len(parameters.model_parameters) <= MAX_MESHES
+        names = MHR_FILES if few else FEATURE_FILES
+        check_free((out / name for name in names), makes_folders=True)
         timings = Timings()
         started = time.perf_counter()
         opened = MhrModel.load(
@@ -210,13 +235,19 @@ def mhr(
             timings.add("mhr", time.perf_counter() - started)
             provenance = provenance_of(opened.backend, {"mhr": opened.metadata})
             started = time.perf_counter()
-            few = len(mesh.vertices) <= MAX_MESHES
             files = mhr_files(opened.rig, mesh, provenance, meshes=few)
             timings.add("export", time.perf_counter() - started)
         files |= timings_file(timings, provenance)
-        out.mkdir(parents=True, exist_ok=True)
-        publish({out / name: [data] for name, data in files.items()})
+        publish_into(out, [(out / name, [data]) for name, data in files.items()])
         _print_written([out / name for name in files], as_json=as_json)
+
+
+@contextlib.contextmanager
+def _reporting(debug: bool) -> Generator[None]:
+    """`reporting`, without what Pillow warns of on the way: it is refused or does not matter."""
+    with reporting(debug), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield
 
 
 def _photos(
@@ -227,11 +258,9 @@ def _photos(
     batch: Path | None,
 ) -> list[Photo]:
     if batch is not None:
-        if image is not None or boxes or intrinsics or masks:
-            raise InputError("--batch stands alone", expected="no --image, --bbox, ... beside it")
         return read_batch(batch)
-    if image is None or not boxes:
-        raise InputError("nothing to run", expected="--image with --bbox, --batch, or --cases")
+    assert image is not None
+    assert boxes is not None
     if masks and len(masks) != len(boxes):
         raise InputError(f"{len(masks)} masks for {len(boxes)} boxes", expected="one a box")
     matrix = None if intrinsics is None else intrinsics_matrix(*_four(intrinsics, "--intrinsics"))
@@ -247,26 +276,35 @@ def _four(text: str, option: str) -> tuple[float, float, float, float]:
     return a, b, c, d
 
 
-def _check_outputs(
+def _check_options(
     cases: Path | None,
+    image: Path | None,
+    boxes: list[str] | None,
+    intrinsics: str | None,
+    masks: list[Path] | None,
+    batch: Path | None,
     taps: Path | None,
     out: Path | None,
-    batch: Path | None,
-    *,
-    features_only: bool,
 ) -> None:
+    """Refuse options that do not go together, so that none is ignored."""
+    one = (image, boxes, intrinsics, masks)
+    if batch is not None and any(one):
+        raise InputError("--batch stands alone", expected="no --image, --bbox, ... beside it")
+    if cases is not None and (any(one) or batch is not None or out is not None):
+        raise InputError("--cases stands alone", expected="--taps and no photo or --out beside it")
     if cases is not None and taps is None:
         raise InputError("--cases needs a file for the outputs", expected="--taps FILE")
+    if cases is None and batch is None and (image is None or not boxes):
+        raise InputError("nothing to run", expected="--image with --bbox, --batch, or --cases")
     if cases is None and out is None:
         raise InputError("no folder for the files", expected="--out DIR")
-    if taps is not None and (batch is not None or features_only):
-        raise InputError("--taps is for one photo and the whole estimator")
+    if taps is not None and batch is not None:
+        raise InputError("--taps is for one photo", where="--taps")
 
 
-def _run_cases(model: BodyModel, cases: Path, taps: Path) -> None:
-    with TensorFile(cases) as file:
-        tensors = {name: file.read(name) for name in file.tensors}
-    write_tensors(taps, run_cases(tensors, model.estimator.passes))
+def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    with TensorFile(path) as file:
+        return {name: file.read(name) for name in file.tensors}
 
 
 def _progress(photos: list[Photo]) -> Any:

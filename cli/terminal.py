@@ -145,7 +145,9 @@ def _words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing unfinished was left behind"
     if isinstance(error, MemoryError):
-        return "the memory does not suffice"
+        return "the memory does not suffice. Free memory, or raise the limits of this process"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return _words(MemoryError())
     if isinstance(error, OSError) and error.strerror:
         named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return f"{named}{error.strerror}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,9 @@ _BLOCK_TYPES: Mapping[GgmlType, np.dtype[Any]] = {
     GgmlType.BF16: np.dtype("<u2"),
     GgmlType.I32: np.dtype("<i4"),
 }
+
+
+_INDEX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,42 @@ def verify_file(file: OpenedFile, progress: Progress = QUIET) -> FileReport:
     except Sam3dError as error:
         report.problems.append(str(error))
     return report
+
+
+def check_indices(file: OpenedFile, claims: Claims) -> None:
+    """Check the data of the integer tensors of a single file, which are used to look up others.
+
+    They are small, so that this takes no time beside reading the whole file.
+
+    Raises:
+        ContractError: their bytes are not those of `sam3d.tensor_sha256`, or miss the value rules.
+    """
+    report = FileReport(display_name(file.path), file.size)
+    rules = claims.bound.value_rules()
+    checks = _Checks(report, claims, rules)
+    stated = claims.gguf.metadata[TENSORS_KEY].value
+    hashes = dict(
+        zip(sorted(claims.gguf.tensors), stated if isinstance(stated, tuple) else (), strict=False)
+    )
+    for tensor in claims.gguf.tensors.values():
+        if tensor.type is not GgmlType.I32:
+            continue
+        digest = hashlib.sha256()
+        for start in range(0, tensor.nbytes, _INDEX_BYTES):
+            size = min(_INDEX_BYTES, tensor.nbytes - start)
+            block = file.source.pread(tensor.offset + start, size)
+            digest.update(block)
+            checks.feed(tensor.name, tensor.type, memoryview(block))
+        if digest.hexdigest() != hashes.get(tensor.name):
+            report.problems.append(f"the tensor {tensor.name} is not the one of {TENSORS_KEY}")
+    checks.finish()
+    if report.problems:
+        raise ContractError(
+            "; ".join(report.problems[:8]),
+            where=str(file.path),
+            action="The file was changed after it was written; convert or fetch it again.",
+        )
+    _finish(claims, rules, report.name)
 
 
 def read_claims(header: GgufFile, where: str) -> Claims:

@@ -6,11 +6,15 @@ RGB.
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.geometry.arrays import Uint8
 from sam3d_gguf.runtime.geometry.crop import MAX_SIDE
 from sam3d_gguf.schemas.errors import InputError
@@ -24,10 +28,14 @@ def read_photo(path: Path) -> Uint8:
     """The [H, W, 3] uint8 RGB of a JPEG, PNG or WebP file; of an animation, its first frame.
 
     Raises:
-        InputError: not such a file, damaged, or larger than 100 million pixels.
+        InputError: not such a file, not a regular one, damaged, or larger than 100 million pixels.
     """
-    with _open(path) as image:
-        return _as_rgb(image, path)
+    with open_source(path) as opened, os.fdopen(os.dup(opened.fd), "rb") as stream:
+        with _refusing(path, "the file can't be read as an image"):
+            image = Image.open(stream, formats=FORMATS)
+        _check_size(image, path)
+        with _refusing(path, "the image is damaged"):
+            return _as_rgb(image)
 
 
 def read_mask(path: Path, photo: Uint8) -> Uint8:
@@ -46,37 +54,40 @@ def read_mask(path: Path, photo: Uint8) -> Uint8:
     return (mask > MASK_THRESHOLD).astype(np.uint8)
 
 
-def _open(path: Path) -> Image.Image:
+@contextlib.contextmanager
+def _refusing(path: Path, what: str) -> Generator[None]:
     try:
-        image = Image.open(path, formats=FORMATS)
-    except UnidentifiedImageError as error:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises errors of many kinds on damaged files
+        known = isinstance(error, UnidentifiedImageError)
+        reason = "" if known else f": {str(error).rstrip('.')}"
         raise InputError(
-            "not an image that can be read", where=str(path), expected=", ".join(FORMATS)
+            f"{what}{reason}",
+            where=str(path),
+            expected=f"a whole file of {', '.join(FORMATS)}, up to {MAX_PIXELS:,} pixels",
         ) from error
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _check_size(image: Image.Image, path: Path) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
-        image.close()
         raise InputError(
             f"the image is {width}x{height}",
             where=str(path),
             expected=f"at most {MAX_PIXELS:,} pixels and sides up to {MAX_SIDE}",
         )
-    return image
 
 
-def _as_rgb(image: Image.Image, path: Path) -> Uint8:
-    try:
-        turned = ImageOps.exif_transpose(image)
-        if turned.mode.startswith("I"):
-            grey = (np.asarray(turned).astype(np.uint32) >> 8).astype(np.uint8)
-            return np.ascontiguousarray(np.repeat(grey[..., None], 3, axis=2))
-        if turned.mode in ("RGBA", "LA", "PA"):
-            turned = _without_alpha(turned)
-        return np.array(turned.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
-        raise InputError(f"the image is damaged: {error}", where=str(path)) from error
+def _as_rgb(image: Image.Image) -> Uint8:
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I"):
+        grey = (np.asarray(turned).astype(np.uint32) >> 8).astype(np.uint8)
+        return np.ascontiguousarray(np.repeat(grey[..., None], 3, axis=2))
+    if turned.mode in ("RGBA", "LA", "PA"):
+        turned = _without_alpha(turned)
+    return np.array(turned.convert("RGB"))
 
 
 def _without_alpha(image: Image.Image) -> Image.Image:

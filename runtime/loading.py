@@ -10,7 +10,7 @@ from sam3d_gguf.convert.digests import content_sha256, semantics_sha256
 from sam3d_gguf.convert.gguf_format import GgufValue
 from sam3d_gguf.convert.gguf_reader import read_gguf
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
-from sam3d_gguf.convert.verify_file import Claims, read_claims, verify_file
+from sam3d_gguf.convert.verify_file import Claims, check_indices, read_claims, verify_file
 from sam3d_gguf.extractors.extraction import Model
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.weights import Weights, WeightTensor
@@ -18,7 +18,7 @@ from sam3d_gguf.schemas.errors import ContractError
 
 
 def load_weights(path: Path, model: Model, *, verify: bool = False) -> Weights:
-    """The tensors and metadata of a model file, after every check of its header.
+    """The tensors and metadata of a model file, after every check of its header and indices.
 
     Args:
         path: a GGUF of layout `single`.
@@ -34,6 +34,7 @@ def load_weights(path: Path, model: Model, *, verify: bool = False) -> Weights:
         claims = read_claims(header, str(path))
         metadata = {key: _plain(value) for key, value in header.metadata.items()}
         _check(claims, metadata, model, path)
+        check_indices(opened, claims)
         if verify:
             problems = verify_file(opened).problems
             if problems:

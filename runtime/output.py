@@ -2,22 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import errno
+import os
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from sam3d_gguf.extractors.publication import PublicationSet
+from sam3d_gguf.extractors.target_folder import TargetFolder, output_error
+from sam3d_gguf.schemas.errors import OutputError
+
+NewFile = tuple[Path, Iterable[bytes]]
 
 
-def publish(files: Mapping[Path, Iterable[bytes]]) -> None:
+def publish(files: Iterable[NewFile]) -> None:
     """Write new files, each given as its parts, and make them appear together.
 
     Raises:
-        OutputError: one exists, or a folder is missing or cannot be written.
+        OutputError: one exists or is named twice, or a folder is missing or cannot be written.
     """
     with PublicationSet() as publications:
-        for path, parts in files.items():
+        for path, parts in files:
             publication = publications.create(path)
             for part in parts:
                 publication.write(part)
             publication.seal()
         publications.commit()
+
+
+def publish_into(folder: Path, files: Iterable[NewFile]) -> None:
+    """`publish`, making a missing folder first and removing it again where that fails.
+
+    Raises:
+        OutputError: as `publish`, or the folder cannot be made.
+    """
+    with _made(folder):
+        publish(files)
+
+
+def check_free(paths: Iterable[Path], *, makes_folders: bool = False) -> None:
+    """Refuse outputs that could not be written, before what goes into them is computed.
+
+    Args:
+        makes_folders: whether missing folders will be made.
+
+    Raises:
+        OutputError: one exists or is named twice, or its folder is missing or cannot be written.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if path.name in ("", ".."):
+            raise OutputError("this is not a file's path", where=str(path))
+        folder = path.parent
+        try:
+            if makes_folders:
+                while not os.path.lexists(folder):
+                    _check_name(folder)
+                    folder = folder.parent
+            place = folder.resolve() / path.relative_to(folder)
+        except OSError as error:
+            raise output_error(error, folder) from error
+        if place in seen:
+            raise OutputError("two outputs have the same path", where=str(path))
+        seen.add(place)
+        _check_place(folder, path)
+
+
+def _check_place(folder: Path, path: Path) -> None:
+    opened = TargetFolder(folder)
+    try:
+        if folder == path.parent:
+            opened.check_absent(path)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise output_error(OSError(errno.EACCES, ""), folder)
+    finally:
+        opened.close()
+
+
+def _check_name(folder: Path) -> None:
+    # A name that is too long looks like one that doesn't exist.
+    with contextlib.suppress(FileNotFoundError):
+        folder.lstat()
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Generator[None]:
+    missing: list[Path] = []
+    each = folder
+    while not os.path.lexists(each):
+        missing.append(each)
+        each = each.parent
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise output_error(error, folder) from error
+        yield
+    except BaseException:
+        for made in missing:
+            with contextlib.suppress(OSError):
+                made.rmdir()
+        raise

@@ -25,6 +25,7 @@ from sam3d_gguf.schemas.errors import InputError
 
 Array = NDArray[Any]
 
+MAX_NAME = 4096
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "U8": np.dtype("u1"),
@@ -63,18 +64,19 @@ class TensorFile:
     Attributes:
         tensors: the entries by name, in file order.
         metadata: the header's string metadata.
+        opened: the file, for its identity.
 
     Raises:
         InputError: the file cannot be read, is not well formed, or holds another type.
     """
 
-    __slots__ = ("_opened", "metadata", "path", "tensors")
+    __slots__ = ("metadata", "opened", "path", "tensors")
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened = open_source(path)
+        self.opened = open_source(path)
         try:
-            header = read_header(self._opened.source)
+            header = read_header(self.opened.source)
             self.metadata: Mapping[str, str] = header.metadata or {}
             self.tensors: dict[str, TensorEntry] = {}
             for entry in header.entries.values():
@@ -84,12 +86,18 @@ class TensorFile:
                         where=str(path),
                         expected=", ".join(_DTYPES),
                     )
+                if len(entry.name) > MAX_NAME:
+                    raise InputError(
+                        f"a tensor's name has {len(entry.name)} characters",
+                        where=str(path),
+                        expected=f"at most {MAX_NAME}",
+                    )
                 offset = header.data_start + entry.begin
                 self.tensors[entry.name] = TensorEntry(
                     entry.name, entry.dtype, entry.shape, offset, entry.nbytes
                 )
         except BaseException:
-            self._opened.close()
+            self.opened.close()
             raise
 
     def blocks(self, name: str, elements: int = 1 << 20) -> Iterator[Array]:
@@ -98,7 +106,7 @@ class TensorFile:
         dtype = _DTYPES[entry.dtype]
         for start in range(0, entry.nbytes, elements * dtype.itemsize):
             count = min(elements * dtype.itemsize, entry.nbytes - start)
-            block = np.frombuffer(self._opened.source.pread(entry.offset + start, count), dtype)
+            block = np.frombuffer(self.opened.source.pread(entry.offset + start, count), dtype)
             if entry.dtype == "BF16":
                 block = (block.astype(np.uint32) << 16).view(np.float32)
             yield block
@@ -114,7 +122,7 @@ class TensorFile:
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        self._opened.close()
+        self.opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +144,7 @@ def write_tensors(
     Raises:
         OutputError: the destination exists or cannot be written.
     """
-    publish({path: encode_tensors(tensors, metadata)})
+    publish([(path, encode_tensors(tensors, metadata))])
 
 
 def encode_tensors(

@@ -8,7 +8,12 @@ from importlib import resources
 from typing import Any, Literal
 
 Vocabulary = Literal[
-    "mhr-joints-v1", "keypoints-70-v1", "keypoints-308-v1", "body-output-v1", "body-features-v1"
+    "mhr-joints-v1",
+    "keypoints-70-v1",
+    "keypoints-308-v1",
+    "body-output-v1",
+    "body-features-v1",
+    "mhr-output-v1",
 ]
 
 
@@ -26,7 +31,9 @@ def keypoint_links() -> tuple[tuple[int, int], ...]:
     return tuple((first, second) for first, second in links)
 
 
-def field_metadata(name: Literal["body-output-v1", "body-features-v1"]) -> dict[str, str]:
+def field_metadata(
+    name: Literal["body-output-v1", "body-features-v1", "mhr-output-v1"],
+) -> dict[str, str]:
     """Metadata of a result file: one JSON object per field with its unit, axes and space."""
     schema = load_vocabulary(name)
     fields: list[dict[str, Any]] = schema["fields"]

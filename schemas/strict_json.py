@@ -13,7 +13,6 @@ fault by its JSON pointer (RFC 6901). The standard library is all that this modu
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from sam3d_gguf.schemas.errors import InputError
@@ -139,7 +139,7 @@ def read_regular_file(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else "this is not a path"
-        link = isinstance(error, OSError) and error.errno == errno.ELOOP
+        link = isinstance(error, OSError) and Path(path).is_symlink()
         reason = "is a symbolic link" if link else f"cannot be opened: {said}"
         raise InputError(f"the file {reason}", where=where, expected="a regular file") from error
     try:

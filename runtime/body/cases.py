@@ -93,14 +93,20 @@ def _belongs(name: str, case: _Case) -> bool:
 
 def _outputs(case: _Case, passes: Passes) -> Outputs:
     try:
+        for name, array in case.inputs.items():
+            if array.size == 0 or not np.isfinite(array).all():
+                raise ValueError(f"{name} is empty or not finite")
         if case.family == "mhr":
             return _mhr(case.inputs, passes.body.mhr)
         for prefix, compute in _HEAD_CASES:
             if case.name == prefix or case.name.startswith(f"{prefix}_"):
                 return compute(case.inputs, passes)
-    except (KeyError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"the inputs do not fit: {error}", where=f"{case.family}.{case.name}"
+            f"the inputs do not fit: {reason}",
+            where=f"{case.family}.{case.name}",
+            expected="shapes as in the captures of the original",
         ) from error
     raise InputError(f"unknown case {case.name!r}", where=case.family)
 

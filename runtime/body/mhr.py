@@ -62,7 +62,7 @@ class Mhr:
             InputError: shapes that do not fit.
         """
         count = len(parameters)
-        _check_shapes(identity, parameters, expression)
+        check_shapes(identity, parameters, expression)
         coefficients = np.broadcast_to(identity, (count, IDENTITY))
         rest = self.products.identity(np.ascontiguousarray(coefficients))
         _tap(taps, "rest_identity", rest)
@@ -97,8 +97,13 @@ def _tap(taps: Taps | None, name: str, array: Float32) -> None:
         taps(name, array)
 
 
-def _check_shapes(identity: Float32, parameters: Float32, expression: Float32 | None) -> None:
-    count = len(parameters)
+def check_shapes(identity: Float32, parameters: Float32, expression: Float32 | None) -> None:
+    """Check the arguments of `Mhr`.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    count = len(parameters) if parameters.ndim else 0
     fits = (
         parameters.shape == (count, PARAMETERS)
         and identity.shape in ((1, IDENTITY), (count, IDENTITY))

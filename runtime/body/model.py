@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
@@ -40,15 +40,18 @@ from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.geometry.camera import checked_intrinsics, default_intrinsics
 from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig, load_rig
 from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
-from sam3d_gguf.runtime.ggml.errors import CancelledError
+from sam3d_gguf.runtime.ggml.errors import BackendError, CancelledError
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.images import read_photo
 from sam3d_gguf.runtime.loading import check_companion, load_weights
+from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import InputError
 
 Photo = str | PathLike[str] | Uint8
 MAX_PEOPLE = 64
+MIN_SIDE = 1.0
+"""Smallest side of a box, pixels."""
 
 
 class BodyModel:
@@ -59,6 +62,7 @@ class BodyModel:
     Attributes:
         stage_seconds: wall time of the last call by stage.
         metadata: of the model files, by role (`body`, `mhr`).
+        provenance: what results are made with, as reports say it.
     """
 
     @classmethod
@@ -119,10 +123,15 @@ class BodyModel:
         """
         self.backend = backend
         self.stage_seconds: dict[str, float] = {}
-        self.metadata = {"body": dict(body.metadata), "mhr": dict(mhr.metadata)}
+        self.metadata: dict[str, dict[str, Any]] = {
+            "body": dict(body.metadata),
+            "mhr": dict(mhr.metadata),
+        }
+        self.provenance = provenance_of(backend, self.metadata)
         self._lock = threading.Lock()
         self._stages: list[tuple[str, float]] = []
         self._cancelled = threading.Event()
+        self._closed = False
         with ExitStack() as stack:
             if owns_backend:
                 stack.enter_context(backend)
@@ -176,21 +185,25 @@ class BodyModel:
             raise InputError(
                 f"unknown inference type {inference_type!r}", expected="full, body or hand"
             )
+        if capture is not None and inference_type == "hand":
+            raise InputError("intermediates of a hand alone", expected="full or body")
         request, assumed = self._request(image, boxes, intrinsics, masks, recorded_hand_boxes)
         with self._lock, np.errstate(all="ignore"):
             self._start()
             estimate = self.estimator.run(request, inference_type, capture)
             self._finish()
-        _require_finite(estimate.body.vertices)
-        return body_result(
+        result = body_result(
             request,
             estimate,
             self.rig,
             self._faces,
             inference_type,
             assumed=assumed,
+            provenance=self.provenance,
             capture=capture,
         )
+        _require_finite(result.arrays)
+        return result
 
     def features(
         self,
@@ -210,8 +223,9 @@ class BodyModel:
             self._start()
             tokens = self.estimator.tokens(request)
             self._finish()
-        _require_finite(tokens.pose_token)
-        return feature_result(request, tokens, assumed=assumed)
+        result = feature_result(request, tokens, assumed=assumed, provenance=self.provenance)
+        _require_finite(result.arrays)
+        return result
 
     def new_capture(self) -> Capture:
         """An empty capture that fits this model."""
@@ -224,6 +238,7 @@ class BodyModel:
     def close(self) -> None:
         """Free the models, and the backend if `load` opened it; safe to call twice."""
         with self._lock:
+            self._closed = True
             self._closing.close()
 
     def __enter__(self) -> Self:
@@ -238,6 +253,8 @@ class BodyModel:
         self.close()
 
     def _start(self) -> None:
+        if self._closed:
+            raise BackendError("the model is closed", action="Load it again.")
         self._stages = []
         self._cancelled.clear()
 
@@ -271,13 +288,18 @@ class BodyModel:
             else checked_intrinsics(_numbers(intrinsics, "intrinsics"))
         )
         silhouettes = None if masks is None else _masks(masks, len(found), photo)
-        return Request(photo, found, matrix, silhouettes, recorded), assumed
+        hands = None if recorded is None else _recorded(recorded, len(found))
+        return Request(photo, found, matrix, silhouettes, hands), assumed
 
 
-def _require_finite(found: Float32) -> None:
-    for index, person in enumerate(found):
-        if not np.isfinite(person).all():
-            raise InputError("the estimate is not finite", where=f"box {index}")
+def _require_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise InputError(
+                "the estimate is not finite",
+                where=name,
+                action="Check the box and the intrinsics, and the model with --verify.",
+            )
 
 
 def checked_boxes(boxes: ArrayLike, width: int, height: int) -> Float32:
@@ -299,15 +321,23 @@ def checked_boxes(boxes: ArrayLike, width: int, height: int) -> Float32:
     for index, (x0, y0, x1, y1) in enumerate(found.tolist()):
         where = f"box {index}"
         if not np.isfinite(found[index]).all():
-            raise InputError("a coordinate is not finite", where=where)
+            raise InputError("a coordinate is not finite", where=where, expected="pixels")
         if x1 <= x0 or y1 <= y0:
             raise InputError("the box is empty", where=where, expected="x0 < x1 and y0 < y1")
+        if min(x1 - x0, y1 - y0) < MIN_SIDE:
+            raise InputError(
+                "the box is smaller than a pixel", where=where, expected="pixels, not fractions"
+            )
         if x1 <= 0 or y1 <= 0 or x0 >= width or y0 >= height:
             raise InputError(
                 "the box lies outside the image", where=where, expected=f"within {width}x{height}"
             )
         if max(x1 - x0, y1 - y0) > 64 * max(width, height):
-            raise InputError("the box is far larger than the image", where=where)
+            raise InputError(
+                "the box is far larger than the image",
+                where=where,
+                expected=f"sides up to 64 times {max(width, height)}",
+            )
     return found
 
 
@@ -326,7 +356,13 @@ def _photo(image: Photo) -> Uint8:
                 expected="[H, W, 3] uint8 RGB",
             )
         return image
-    return read_photo(Path(image))
+    try:
+        path = Path(image)
+    except TypeError as error:
+        raise InputError(
+            f"the image is {type(image).__name__}", expected="a path, or [H, W, 3] uint8 RGB"
+        ) from error
+    return read_photo(path)
 
 
 def _masks(masks: ArrayLike, count: int, photo: Uint8) -> Uint8:
@@ -338,7 +374,20 @@ def _masks(masks: ArrayLike, count: int, photo: Uint8) -> Uint8:
             f"masks of shape {list(found.shape)} and type {found.dtype}",
             expected=f"[{count}, {photo.shape[0]}, {photo.shape[1]}] bool or uint8",
         )
-    return found.astype(np.uint8)
+    silhouettes = found.astype(np.uint8)
+    if silhouettes.max() > 1:
+        raise InputError(f"a mask holds {silhouettes.max()}", expected="0 and 1")
+    return silhouettes
+
+
+def _recorded(boxes: tuple[ArrayLike, ArrayLike], count: int) -> tuple[Float32, Float32]:
+    left, right = (_numbers(each, "recorded hand boxes").astype(np.float32) for each in boxes)
+    if left.shape != (count, 4) or right.shape != (count, 4):
+        raise InputError(
+            f"recorded hand boxes of shapes {list(left.shape)} and {list(right.shape)}",
+            expected=f"[{count}, 4]",
+        )
+    return left, right
 
 
 def _statistics(body: Weights) -> ScaleStatistics:

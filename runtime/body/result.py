@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,17 @@ from sam3d_gguf.runtime.body.capture import Capture
 from sam3d_gguf.runtime.body.estimator import Estimate, InferenceType, Request
 from sam3d_gguf.runtime.body.mhr import MhrMesh
 from sam3d_gguf.runtime.body.passes import TokenResult
-from sam3d_gguf.runtime.geometry.arrays import Float32, Int32
+from sam3d_gguf.runtime.export.gltf import GltfPerson, glb
+from sam3d_gguf.runtime.export.obj import obj
+from sam3d_gguf.runtime.export.overlay import overlay
+from sam3d_gguf.runtime.geometry.arrays import Float32, Int32, Uint8
 from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig
+from sam3d_gguf.runtime.output import publish_into
+from sam3d_gguf.runtime.tensor_files import encode_tensors
+from sam3d_gguf.runtime.vocabulary import field_metadata
 
 Array = NDArray[Any]
+_FLIP = np.array([1, -1, -1], np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +38,7 @@ class BodyResult:
         rig: the skeleton that `mesh` is posed with.
         inference_type: how it was made.
         assumed_intrinsics: whether the camera matrix is a default and not measured.
+        provenance: what it was made with.
 
     A field is also an item: `result["pred_vertices"]`.
     """
@@ -37,6 +48,7 @@ class BodyResult:
     rig: MhrRig
     inference_type: InferenceType
     assumed_intrinsics: bool
+    provenance: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
@@ -49,6 +61,54 @@ class BodyResult:
         shared = ("cam_int", "faces")
         return {name: array[index] for name, array in self.arrays.items() if name not in shared}
 
+    def safetensors(self) -> bytes:
+        """All fields as a safetensors file, with unit, axes and space of each."""
+        metadata = {
+            **field_metadata("body-output-v1"),
+            **self.provenance,
+            "inference_type": self.inference_type,
+            "intrinsics": _origin(assumed=self.assumed_intrinsics),
+        }
+        return b"".join(encode_tensors(self.arrays, metadata))
+
+    def glb(self) -> bytes:
+        """The people as skinned meshes on posed skeletons, binary glTF."""
+        return glb(self.rig, gltf_people(self.mesh, self["pred_cam_t"]))
+
+    def obj(self) -> bytes:
+        """The posed meshes, Wavefront OBJ."""
+        return obj(self.rig, list(self._seen() * _FLIP))
+
+    def overlay(self, photo: Uint8) -> bytes:
+        """A PNG of the photo, [H, W, 3] uint8 RGB, with meshes and keypoints drawn over it."""
+        faces: Int32 = self.rig.faces
+        return overlay(photo, self._seen(), faces, self["pred_keypoints_2d"], self["cam_int"])
+
+    def save(self, folder: str | PathLike[str], photo: Uint8 | None = None) -> tuple[Path, ...]:
+        """Write result.safetensors, mesh.glb, mesh.obj and, with the photo, overlay.png.
+
+        Returns:
+            The files written: all of them, or none.
+
+        Raises:
+            OutputError: one exists already, or the folder cannot be written.
+        """
+        place = Path(folder)
+        files = [
+            (place / "result.safetensors", [self.safetensors()]),
+            (place / "mesh.glb", [self.glb()]),
+            (place / "mesh.obj", [self.obj()]),
+        ]
+        if photo is not None:
+            files.append((place / "overlay.png", [self.overlay(photo)]))
+        publish_into(place, files)
+        return tuple(path for path, _ in files)
+
+    def _seen(self) -> Float32:
+        """[N, V, 3] in camera space."""
+        vertices: Float32 = self["pred_vertices"] + self["pred_cam_t"][:, None]
+        return vertices
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureResult:
@@ -56,9 +116,31 @@ class FeatureResult:
 
     arrays: dict[str, Array]
     assumed_intrinsics: bool
+    provenance: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
+
+    def safetensors(self) -> bytes:
+        """All fields as a safetensors file, with unit, axes and space of each."""
+        metadata = {
+            **field_metadata("body-features-v1"),
+            **self.provenance,
+            "intrinsics": _origin(assumed=self.assumed_intrinsics),
+        }
+        return b"".join(encode_tensors(self.arrays, metadata))
+
+
+def gltf_people(mesh: MhrMesh, translation: Float32) -> list[GltfPerson]:
+    """The bodies of a mesh, each at its [N, 3] translation, as the glTF exporter takes them."""
+    return [
+        GltfPerson(rest, local, place)
+        for rest, local, place in zip(mesh.rest, mesh.local, translation, strict=True)
+    ]
+
+
+def _origin(*, assumed: bool) -> str:
+    return "assumed" if assumed else "given"
 
 
 def body_result(
@@ -69,6 +151,7 @@ def body_result(
     inference_type: InferenceType,
     *,
     assumed: bool,
+    provenance: Mapping[str, str],
     capture: Capture | None = None,
 ) -> BodyResult:
     """Name the arrays of an estimate.
@@ -81,10 +164,12 @@ def body_result(
     arrays = _arrays(request, estimate, faces)
     if capture is not None and inference_type != "hand":
         _capture_output(capture, arrays, inference_type)
-    return BodyResult(arrays, estimate.body.mesh, rig, inference_type, assumed)
+    return BodyResult(arrays, estimate.body.mesh, rig, inference_type, assumed, provenance)
 
 
-def feature_result(request: Request, tokens: TokenResult, *, assumed: bool) -> FeatureResult:
+def feature_result(
+    request: Request, tokens: TokenResult, *, assumed: bool, provenance: Mapping[str, str]
+) -> FeatureResult:
     """Name the arrays of a features-only run."""
     arrays: dict[str, Array] = {
         "bbox": request.boxes,
@@ -92,7 +177,7 @@ def feature_result(request: Request, tokens: TokenResult, *, assumed: bool) -> F
         "pred_cam_t": tokens.translation,
         "cam_int": request.intrinsics,
     }
-    return FeatureResult(arrays, assumed)
+    return FeatureResult(arrays, assumed, provenance)
 
 
 def _arrays(request: Request, estimate: Estimate, faces: Int32) -> dict[str, Array]:

@@ -75,7 +75,8 @@ def _facing(triangles: Float32, depth: Float32, outward: int) -> Bool:
     Args:
         outward: 1 where the mesh winds counter-clockwise seen from outside, -1 if clockwise.
     """
-    first, second = triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
+    sides = (triangles[:, 1:] - triangles[:, :1]).astype(np.float64)
+    first, second = sides[:, 0], sides[:, 1]
     turn = first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]
     facing: Bool = (turn * outward < 0) & (depth > _NEAREST).all(axis=1)
     return facing

@@ -12,6 +12,9 @@ import numpy as np
 from sam3d_gguf.runtime.geometry.arrays import Float32, Float64
 from sam3d_gguf.schemas.errors import InputError
 
+MIN_FOCAL, MAX_PIXELS = 1.0, 1e7
+"""Smallest focal length, and largest number in a camera matrix, pixels."""
+
 HAND_SCALE_FACTOR = 10.0
 """Factor of the hand camera's scale in the official configuration."""
 
@@ -45,16 +48,31 @@ def checked_intrinsics(matrix: Float64) -> Float32:
     """A [3, 3] float32 copy.
 
     Raises:
-        InputError: wrong shape, not finite, or a focal length that is not positive.
+        InputError: wrong shape, not finite, a focal length below a pixel, or out of all bounds.
     """
     if matrix.shape != (3, 3):
-        raise InputError(f"intrinsics of shape {list(matrix.shape)}", expected="3x3")
+        raise InputError(
+            f"the matrix has the shape {list(matrix.shape)}", where="intrinsics", expected="3x3"
+        )
     with np.errstate(over="ignore"):
         checked = matrix.astype(np.float32)
     if not np.isfinite(checked).all():
-        raise InputError("intrinsics hold a value that is not finite", expected="finite numbers")
-    if checked[0, 0] <= 0 or checked[1, 1] <= 0:
-        raise InputError("a focal length is not positive", expected="fx and fy above 0 pixels")
+        raise InputError(
+            "a value is not finite", where="intrinsics", expected="numbers that are finite"
+        )
+    focal = checked[0, 0], checked[1, 1]
+    if not all(MIN_FOCAL <= length <= MAX_PIXELS for length in focal):
+        raise InputError(
+            f"the focal lengths are {focal[0]:g} and {focal[1]:g}",
+            where="intrinsics",
+            expected=f"pixels, {MIN_FOCAL:g} to {MAX_PIXELS:g}",
+        )
+    if np.abs(checked[:2]).max() > MAX_PIXELS or checked[2].tolist() != [0, 0, 1]:
+        raise InputError(
+            "the matrix is no camera's",
+            where="intrinsics",
+            expected=f"centre and skew up to {MAX_PIXELS:g} pixels, and 0, 0, 1 in the last row",
+        )
     return checked
 
 

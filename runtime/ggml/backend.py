@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import SET_THREADS, DeviceProperties
+from sam3d_gguf.runtime.ggml.host_memory import (
+    HEADROOM,
+    available_memory,
+    require_memory,
+    require_threads,
+)
 from sam3d_gguf.runtime.ggml.library import (
     VULKAN_MODULE,
     Library,
@@ -23,6 +29,9 @@ BackendName = Literal["cpu", "vulkan"]
 DeviceType = Literal["cpu", "gpu", "integrated gpu", "accelerator", "meta"]
 
 MAX_THREADS = 512
+DEFAULT_THREADS = 4
+"""What GGML's CPU backend starts where nothing else is asked for."""
+
 _DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")
 _REGISTRY_NAMES: dict[str, BackendName] = {"CPU": "cpu", "Vulkan": "vulkan"}
 
@@ -66,7 +75,7 @@ def _describe(library: Library, address: int, backend: BackendName, index: int) 
     library.call("ggml_backend_dev_get_props", address, ctypes.byref(properties))
     free = int(properties.memory_free)
     if backend == "cpu":
-        free = min(free, _available_memory())
+        free = min(free, available_memory())
     return Device(
         backend=backend,
         index=index,
@@ -78,14 +87,6 @@ def _describe(library: Library, address: int, backend: BackendName, index: int) 
         host_pointers=bool(properties.caps_buffer_from_host_ptr),
         address=address,
     )
-
-
-def _available_memory() -> int:
-    """Bytes that can be allocated without swapping, by the kernel's estimate."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,9 @@ class Backend:
         self.precision: Precision = precision
         self.files = (*library.files, module) if module else library.files
         self.accelerator: Accelerator | None = None
+        self._threads = DEFAULT_THREADS if device.backend == "cpu" else 1
+        self._checked = threading.local()
+        require_memory(HEADROOM, "the backend")
         self.address = library.pointer("ggml_backend_dev_init", device.address, None)
         self.buffer_type = library.pointer("ggml_backend_dev_buffer_type", device.address)
         self.max_buffer_size = int(library.call("ggml_backend_buft_get_max_size", self.buffer_type))
@@ -123,11 +127,13 @@ class Backend:
         Raises:
             BackendError: the number is out of range, or the device is not the CPU.
         """
-        if not 1 <= threads <= MAX_THREADS:
+        if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
             raise BackendError(
                 f"{threads} threads were asked for", expected=f"a number of 1..{MAX_THREADS}"
             )
         self._set_threads(self.device.address, self.address, threads)
+        self._threads = threads
+        self._checked = threading.local()
         if self.accelerator is not None:
             self._set_threads(self.accelerator.device, self.accelerator.address, threads)
 
@@ -174,6 +180,18 @@ class Backend:
                 action="Free memory, or choose another device.",
             )
 
+    def check_host(self) -> None:
+        """Refuses to build or compute a graph where libggml would end the process.
+
+        Raises:
+            BackendError: this machine has no memory or threads for it.
+        """
+        require_memory(HEADROOM, "the next step")
+        # OpenMP keeps the threads that it has started for a thread.
+        if not getattr(self._checked, "threads", False):
+            require_threads(self._threads - 1)
+            self._checked.threads = True
+
     def close(self) -> None:
         """Frees the backend; its weights and graphs must be closed before."""
         if self.accelerator is not None:
@@ -217,9 +235,15 @@ def open_backend(
         BackendError: the backend, the device or the number of threads is not there, or the device
             is another one than expected.
     """
+    if backend not in _REGISTRY_NAMES.values() or precision not in get_args(Precision):
+        raise BackendError(
+            f"backend {backend!r} and precision {precision!r}",
+            expected=f"one of {', '.join(_REGISTRY_NAMES.values())}, and of "
+            + ", ".join(get_args(Precision)),
+        )
     module = load_vulkan_module(library, precision) if backend == "vulkan" else None
     candidates = [each for each in list_devices(library) if each.backend == backend]
-    if not 0 <= device < len(candidates):
+    if type(device) is not int or not 0 <= device < len(candidates):
         known = ", ".join(f"{each.index}: {each.description}" for each in candidates) or "none"
         raise BackendError(
             f"the {backend} backend has no device {device}",

@@ -156,6 +156,7 @@ class Graph:
                 or the device failed.
         """
         self._check(inputs)
+        self._arena.backend.check_host()
         self._arena.place(self)
         library = self._arena.backend.library
         keep: list[FloatArray] = []
@@ -323,6 +324,10 @@ class GraphBuilder:
 
     def input(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A float32 input of the graph."""
+        if not all(size > 0 for size in shape):
+            raise BackendError(
+                f"the input {name} of shape {list(shape)} is empty", where=self._name
+            )
         self._reserve()
         tensor = new_tensor(self._backend, self._context, "F32", shape)
         self._library.call("ggml_set_name", tensor.address, name.encode())

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, LOG_CALLBACK
+from sam3d_gguf.schemas.strict_json import shorten
 
 GGML_VERSION = "0.15.3"
 DIRECTORY_VARIABLE = "SAM3D_GGML_LIBRARY_DIR"
@@ -33,7 +34,8 @@ STRICT_VULKAN_ENVIRONMENT = {
 }
 
 _LOGGER = logging.getLogger("sam3d_gguf.ggml")
-_LOG_LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+# What libggml calls an error ends in one of ours, which is enough for a user.
+_LOG_LEVELS = {2: logging.DEBUG, 3: logging.INFO, 4: logging.INFO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,13 @@ def load_library(directory: Path | None = None) -> Library:
     if directory is None:
         named = os.environ.get(DIRECTORY_VARIABLE)
         directory = Path(named) if named else _package_directory()
-    return _load(directory.resolve())
+    try:
+        return _load(directory.resolve())
+    except (OSError, ValueError) as error:
+        raise BackendError(
+            f"the folder can't be used: {getattr(error, 'strerror', error)}",
+            where=shorten(str(directory)),
+        ) from error
 
 
 def load_vulkan_module(library: Library, precision: Precision) -> LibraryFile:
@@ -217,8 +225,11 @@ def _say_if_slow(llamafile: bool, directory: Path) -> None:
 
 
 def _check_version(base: ctypes.CDLL, directory: Path) -> None:
-    base.ggml_version.restype = ctypes.c_char_p
-    version: bytes = base.ggml_version()
+    function = getattr(base, "ggml_version", None)
+    version = b"unknown"
+    if function is not None:
+        function.restype = ctypes.c_char_p
+        version = bytes(function())
     if version.decode("ascii", "replace") != GGML_VERSION:
         raise BackendError(
             f"libggml is version {version.decode('ascii', 'replace')}",
@@ -243,16 +254,25 @@ def _check_trusted(path: Path) -> None:
     spec = importlib.util.find_spec("ggml")
     if spec and spec.origin and path.parent == (Path(spec.origin).parent / "lib").resolve():
         return
-    for each in (path.parent, path):
-        status = each.stat()
-        others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & others:
-            raise BackendError(
-                "others can write here, so a library in it is not loaded",
-                where=str(each),
-                expected="an owner of root or yourself and no write permission for others",
-                action=f"Run chmod o-w,g-w {each}, or use another folder.",
-            )
+    for each in (path, path.resolve()):
+        _check_kept(each.stat(), each, groups=True)
+        _check_kept(each.parent.stat(), each.parent, groups=True)
+        for folder in each.parent.parents:
+            status = folder.stat()
+            if not status.st_mode & stat.S_ISVTX:  # in such a folder nobody replaces our files
+                _check_kept(status, folder, groups=False)
+
+
+def _check_kept(status: os.stat_result, path: Path, *, groups: bool) -> None:
+    foreign = groups and status.st_gid != os.getegid()
+    others = stat.S_IWOTH | (stat.S_IWGRP if foreign else 0)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & others:
+        raise BackendError(
+            "others can write here, so a library in it is not loaded",
+            where=str(path),
+            expected="an owner of root or yourself and no write permission for others",
+            action=f"Run chmod o-w,g-w {path}, or use another folder.",
+        )
 
 
 def _check_none_loaded_elsewhere(directory: Path) -> None:

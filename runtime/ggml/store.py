@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, TENSOR_ALIGNMENT, InitParams
+from sam3d_gguf.runtime.ggml.host_memory import HEADROOM, require_memory
 from sam3d_gguf.runtime.weights import FILE_TYPES, Weights, WeightTensor
 from sam3d_gguf.schemas.errors import ContractError
 
@@ -55,6 +56,7 @@ def new_tensor(backend: Backend, context: int, type_: str, shape: tuple[int, ...
 def new_context(backend: Backend, tensors: int, extra: int = 0) -> int:
     """A context for that many tensor headers."""
     size = int(backend.library.call("ggml_tensor_overhead")) * tensors + extra + _CONTEXT_SLACK
+    require_memory(size + HEADROOM, "a graph")
     return backend.library.pointer("ggml_init", InitParams(size, None, True))
 
 

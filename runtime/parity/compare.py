@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.runtime.parity.measure import Difference, measure
 from sam3d_gguf.runtime.parity.report import FileIdentity, ParityReport, TensorVerdict
@@ -58,11 +59,12 @@ def compare(
         for name in sorted(set(other.tensors) - set(owners)):
             position, _ = rules.find(name) or (len(rules.rules), None)
             verdicts.append((position, TensorVerdict(name, False, "not in any reference")))
+        identified = tuple(_identity(file.opened) for file in (*files, other))
     verdicts.sort(key=lambda item: (item[0], item[1].name))
     return ParityReport(
         limits=limits,
-        references=tuple(_identify(path) for path in references),
-        candidate=_identify(candidate),
+        references=identified[:-1],
+        candidate=identified[-1],
         rules=_identify(rules_path) if rules_path else None,
         tensors=tuple(verdict for _, verdict in verdicts),
     )
@@ -186,15 +188,27 @@ def _number_fault(
             where = [int(i) for i in np.unravel_index(index, shape)]
             return f"not finite in the {side} at {where}"
     if rule.mode == "exact" and max_abs == 0.0:
-        return "" if difference.equal else f"differs by up to {difference.max_abs:.6g}"
-    if difference.max_abs > max_abs:
+        return "" if difference.equal else f"differs in bytes, by up to {difference.max_abs:.6g}"
+    if not difference.max_abs <= max_abs:
         return f"largest difference {difference.max_abs:.6g} exceeds {max_abs:.6g}"
     judged = difference.reference_norm > rule.zero_reference_floor
-    if judged and difference.relative_l2 > relative:
+    if judged and not difference.relative_l2 <= relative:
         return f"relative L2 {difference.relative_l2:.6g} exceeds {relative:.6g}"
     return ""
 
 
 def _identify(path: Path) -> FileIdentity:
     with open_source(path) as opened:
-        return FileIdentity(path.name, opened.size, hash_file(opened.source).sha256)
+        return _identity(opened)
+
+
+def _identity(opened: OpenedFile) -> FileIdentity:
+    """The identity of a file that was read through this descriptor."""
+    sha256 = hash_file(opened.source).sha256
+    opened.assert_unchanged()
+    return FileIdentity(_printable(opened.path.name), opened.size, sha256)
+
+
+def _printable(name: str) -> str:
+    """A file's name as valid Unicode."""
+    return os.fsencode(name).decode("utf-8", "replace")

@@ -57,7 +57,8 @@ class Difference:
         self.bad_reference = self._first_bad(left, self.bad_reference)
         self.bad_candidate = self._first_bad(right, self.bad_candidate)
         if left.size and self.bad_reference is None and self.bad_candidate is None:
-            self._accumulate(left, right)
+            with np.errstate(over="ignore"):
+                self._accumulate(left, right, _gap(reference, candidate, left, right))
         self.size += left.size
 
     def _first_bad(self, block: NDArray[np.float64], found: int | None) -> int | None:
@@ -65,8 +66,12 @@ class Difference:
             return found
         return self.size + int(np.argmin(np.isfinite(block)))
 
-    def _accumulate(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> None:
-        gap = np.abs(right - left)
+    def _accumulate(
+        self,
+        left: NDArray[np.float64],
+        right: NDArray[np.float64],
+        gap: NDArray[np.float64],
+    ) -> None:
         index = int(np.argmax(gap))
         if self.size == 0 or gap[index] > self.max_abs:
             self.max_abs = float(gap[index])
@@ -75,9 +80,19 @@ class Difference:
         if self.euler:
             left = np.concatenate([np.sin(left), np.cos(left)])
             right = np.concatenate([np.sin(right), np.cos(right)])
-        step = right - left
-        self.square_difference += float(np.dot(step, step))
+            gap = np.abs(right - left)
+        self.square_difference += float(np.dot(gap, gap))
         self.square_reference += float(np.dot(left, left))
+
+
+def _gap(
+    reference: Array, candidate: Array, left: NDArray[np.float64], right: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The absolute differences; those of large integers would vanish in float64."""
+    if reference.dtype.kind != "i":
+        return np.abs(right - left)
+    low, high = np.minimum(reference, candidate), np.maximum(reference, candidate)
+    return np.subtract(high.astype(np.uint64), low.astype(np.uint64)).astype(np.float64)
 
 
 def measure(pairs: Iterable[tuple[Array, Array]], *, euler: bool = False) -> Difference:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -66,13 +68,30 @@ class Rules:
     """An ordered rule list; the first rule that matches a name decides."""
 
     rules: tuple[Rule, ...]
+    _by_name: Mapping[str, int] = field(init=False, repr=False)
+    _patterns: tuple[tuple[int, re.Pattern[str]], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names: dict[str, int] = {}
+        for position, rule in enumerate(self.rules):
+            names.setdefault(rule.name, position)
+        patterns = tuple(
+            (position, re.compile(fnmatch.translate(rule.name)))
+            for position, rule in enumerate(self.rules)
+            if rule.is_pattern
+        )
+        object.__setattr__(self, "_by_name", names)
+        object.__setattr__(self, "_patterns", patterns)
 
     def find(self, name: str) -> tuple[int, Rule] | None:
         """The deciding rule and its position, or None."""
-        for position, rule in enumerate(self.rules):
-            if rule.name == name or (rule.is_pattern and fnmatch.fnmatchcase(name, rule.name)):
-                return position, rule
-        return None
+        named = self._by_name.get(name, len(self.rules))
+        for position, pattern in self._patterns:
+            if position >= named:
+                break
+            if pattern.match(name):
+                return position, self.rules[position]
+        return (named, self.rules[named]) if named < len(self.rules) else None
 
 
 def load_rules(path: Path) -> Rules:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.body.estimator import InferenceType
 from sam3d_gguf.runtime.body.model import BodyModel
 from sam3d_gguf.runtime.geometry.arrays import Uint8
+from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.images import read_mask, read_photo
-from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.runtime.output import NewFile, check_free, publish_into
 from sam3d_gguf.runtime.run.batch import Photo
 from sam3d_gguf.runtime.run.files import (
+    BODY_FILES,
+    FEATURE_FILES,
     Files,
     Timings,
     body_files,
-    feature_files,
     timings_file,
 )
 from sam3d_gguf.runtime.tensor_files import encode_tensors
+from sam3d_gguf.schemas.errors import OutputError, Sam3dError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,32 @@ class BodyOptions:
     taps: Path | None = None
 
 
+def check_photos(photos: Sequence[Photo], options: BodyOptions) -> None:
+    """Refuse photos that are not there, and outputs that are, before the model is loaded.
+
+    Raises:
+        InputError: a photo or mask that cannot be opened.
+        OutputError: a file exists already, or a folder cannot be written.
+    """
+    names = FEATURE_FILES if options.features_only else BODY_FILES
+    places = (options.out / photo.name / name for photo in photos for name in names)
+    check_free(places, makes_folders=True)
+    if options.taps is not None:
+        folder = options.out / photos[0].name
+        beside = options.taps.parent.resolve() == folder.resolve()
+        if beside and options.taps.name in names:
+            raise OutputError("two outputs have the same path", where=str(options.taps))
+        check_free([options.taps], makes_folders=beside)
+    for photo in photos:
+        for path in (photo.image, *photo.masks):
+            with _naming(photo), open_source(path):
+                pass
+
+
 def run_photo(
     model: BodyModel,
     photo: Photo,
     options: BodyOptions,
-    provenance: Mapping[str, str],
     load_seconds: float,
 ) -> list[Path]:
     """Run one photo and write all of its files at once.
@@ -60,19 +86,19 @@ def run_photo(
         OutputError: a file exists already, or the folder cannot be written.
     """
     timings = Timings({"load": load_seconds})
-    started = time.perf_counter()
-    pixels = read_photo(photo.image)
-    masks = _masks(photo, pixels)
-    timings.add("read", time.perf_counter() - started)
-    files, captured = _compute(model, photo, pixels, masks, options, provenance, timings)
-    files |= timings_file(timings, provenance)
+    with _naming(photo):
+        started = time.perf_counter()
+        pixels = read_photo(photo.image)
+        masks = _masks(photo, pixels)
+        timings.add("read", time.perf_counter() - started)
+        files, captured = _compute(model, photo, pixels, masks, options, timings)
+    files |= timings_file(timings, model.provenance)
     folder = options.out / photo.name
-    folder.mkdir(parents=True, exist_ok=True)
-    places = {folder / name: [data] for name, data in files.items()}
+    places: list[NewFile] = [(folder / name, [data]) for name, data in files.items()]
     if options.taps is not None:
-        places[options.taps] = captured
-    publish(places)
-    return list(places)
+        places.append((options.taps, captured))
+    publish_into(folder, places)
+    return [path for path, _ in places]
 
 
 def _compute(
@@ -81,13 +107,12 @@ def _compute(
     pixels: Uint8,
     masks: Uint8 | None,
     options: BodyOptions,
-    provenance: Mapping[str, str],
     timings: Timings,
 ) -> tuple[Files, list[bytes]]:
     if options.features_only:
         tokens = model.features(pixels, photo.boxes, photo.intrinsics, masks=masks)
         _take_stages(timings, model)
-        return feature_files(tokens, provenance), []
+        return {"result.safetensors": tokens.safetensors()}, []
     capture = model.new_capture() if options.taps is not None else None
     result = model(
         pixels,
@@ -99,9 +124,23 @@ def _compute(
     )
     _take_stages(timings, model)
     started = time.perf_counter()
-    files = body_files(result, pixels, provenance)
+    files = body_files(result, pixels)
     timings.add("export", time.perf_counter() - started)
-    return files, [] if capture is None else encode_tensors(capture.tensors, provenance)
+    return files, [] if capture is None else encode_tensors(capture.tensors, model.provenance)
+
+
+@contextlib.contextmanager
+def _naming(photo: Photo) -> Generator[None]:
+    """An error about one of many photos names it."""
+    try:
+        yield
+    except Sam3dError as error:
+        if not photo.name:
+            raise
+        where = f"photo {photo.name!r}" + (f", {error.where}" if error.where else "")
+        raise type(error)(
+            error.what, where=where, expected=error.expected, action=error.action
+        ) from error
 
 
 def _take_stages(timings: Timings, model: BodyModel) -> None:
@@ -112,4 +151,7 @@ def _take_stages(timings: Timings, model: BodyModel) -> None:
 def _masks(photo: Photo, pixels: Uint8) -> Uint8 | None:
     if not photo.masks:
         return None
+    # Each alone, all of them stacked, and in the result.
+    size = (2 * len(photo.masks) + 1) * pixels.shape[0] * pixels.shape[1]
+    check_available(size, f"{len(photo.masks)} masks")
     return np.stack([read_mask(path, pixels) for path in photo.masks])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import math
+import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
+from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.body.mhr import EXPRESSION, IDENTITY, PARAMETERS
 from sam3d_gguf.runtime.geometry.arrays import Float32
 from sam3d_gguf.schemas.errors import InputError
@@ -39,6 +44,9 @@ def read_parameters(path: Path) -> MhrParameters:
         InputError: not such a file, or shapes that do not fit.
     """
     found = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+    for name in found.keys() & _WIDTHS.keys():
+        if found[name].size == 0:
+            raise InputError(f"{name} has no rows", where=str(path), expected="at least one")
     unknown = sorted(set(found) - set(_WIDTHS))
     missing = sorted({"identity", "model_parameters"} - set(found))
     if unknown or missing:
@@ -61,17 +69,59 @@ def _read_json(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(path) as members:
-            size = sum(member.file_size for member in members.infolist())
-        if size > _MAX_BYTES:
+    with open_source(path) as opened, os.fdopen(os.dup(opened.fd), "rb") as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                return _read_members(archive, path)
+        except (MemoryError, InputError):
+            raise
+        except Exception as error:  # zipfile raises errors of many kinds on damaged files
             raise InputError(
-                f"the arrays take {size} bytes", where=str(path), expected=f"at most {_MAX_BYTES}"
-            )
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"cannot be read as .npz: {error}", where=str(path)) from error
+                f"the file can't be read as .npz: {error}",
+                where=str(path),
+                expected="what numpy.savez writes",
+            ) from error
+
+
+def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, NDArray[Any]]:
+    members = archive.infolist()
+    size = sum(member.file_size for member in members)
+    if size > _MAX_BYTES:
+        raise InputError(
+            f"the arrays take {size} bytes", where=str(path), expected=f"at most {_MAX_BYTES}"
+        )
+    names = [member.filename.removesuffix(".npy") for member in members]
+    if len(set(names)) != len(names):
+        raise InputError("two arrays have one name", where=str(path))
+    return {
+        name: _read_npy(archive.read(member), f"{path}, {member.filename}")
+        for name, member in zip(names, members, strict=True)
+    }
+
+
+def _read_npy(data: bytes, where: str) -> NDArray[Any]:
+    """An array in the .npy format, versions 1 and 2; its data must be as long as its header says."""
+    stream = io.BytesIO(data)
+    try:
+        readers = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
+        reader = readers.get(read_magic(stream))
+        if reader is None:
+            raise InputError("the array's format is unknown", where=where, expected=".npy 1 or 2")
+        shape, by_columns, dtype = reader(stream)
+        count = math.prod(shape)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise InputError(
+            f"the array's header can't be read: {error}", where=where, expected=".npy"
+        ) from error
+    rest = len(data) - stream.tell()
+    if dtype.kind not in "fiu" or min(shape, default=1) < 0 or count * dtype.itemsize != rest:
+        raise InputError(
+            f"{rest} bytes of data for the shape {list(shape)} and the type {dtype}",
+            where=where,
+            expected="numbers, as many as the shape has",
+        )
+    flat = np.frombuffer(data, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if by_columns else "C")
 
 
 def _checked(name: str, array: NDArray[Any], path: Path) -> Float32:
@@ -82,4 +132,13 @@ def _checked(name: str, array: NDArray[Any], path: Path) -> Float32:
             where=str(path),
             expected=f"numbers [rows, {_WIDTHS[name]}]",
         )
-    return np.ascontiguousarray(array, np.float32)
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(array, np.float32)
+    finite = np.isfinite(narrow).all(axis=1)
+    if not finite.all():
+        raise InputError(
+            f"a number of {name} is not finite as float32",
+            where=f"{path}, row {int(np.argmin(finite))}",
+            expected="finite numbers",
+        )
+    return narrow

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import typer
 from doc_pages import (
@@ -27,7 +30,8 @@ from doc_pages import (
     section,
     tables,
 )
-from tiny_release import Release
+from facts import TINY
+from tiny_release import Release, read_json
 from typer.testing import CliRunner
 
 from sam3d_gguf.cli import convert, extract, parity, verify
@@ -55,7 +59,10 @@ from sam3d_gguf.extractors.sandbox.bubblewrap import WALLS
 from sam3d_gguf.extractors.worker import largest_product
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import PinnedFile, load_sources
-from sam3d_gguf.schemas.documents import schema
+from sam3d_gguf.runtime.tensor_files import TensorFile
+from sam3d_gguf.runtime.vocabulary import Vocabulary, load_vocabulary
+from sam3d_gguf.schemas.documents import schema, validate
+from sam3d_gguf.schemas.strict_json import load_file, loads
 
 FORMATS = read("formats.md")
 CONTRACTS: Mapping[Model, ContractName] = {"body": "body", "mhr": "mhr.lod1"}
@@ -334,6 +341,13 @@ def test_the_program_on_the_page_gives_the_digests(role: str, single: Release) -
         ("`extraction.json`", 0, "extraction"),
         ("Reports of the commands", 0, "verification"),
         ("Reports of the commands", 1, "inspection"),
+        ("`--batch`", 0, "run-batch"),
+        ("`--params`", 0, "mhr-parameters"),
+        ("`--rules`", 0, "parity-rules"),
+        ("`timings.json`", 0, "run-timings"),
+        ("`--report`", 0, "parity-report"),
+        ("What the commands print", 0, "run-files"),
+        ("What the commands print", 1, "run-devices"),
     ],
 )
 def test_fields_of_documents(title: str, number: int, name: str) -> None:
@@ -343,6 +357,83 @@ def test_fields_of_documents(title: str, number: int, name: str) -> None:
     required = set(fields(schema(name), ""))
     assert required - set(stated) == set()
     assert set(stated) - required <= nullable(schema(name))
+
+
+VOCABULARIES: tuple[tuple[str, Vocabulary], ...] = (
+    ("`body-output`, version 1", "body-output-v1"),
+    ("`body-features`, version 1", "body-features-v1"),
+    ("`mhr-output`, version 1", "mhr-output-v1"),
+)
+
+
+@pytest.mark.parametrize(("title", "name"), VOCABULARIES)
+def test_fields_of_results(title: str, name: Vocabulary) -> None:
+    (table,) = tables(section(FORMATS, title))
+    keys = ("unit", "axes", "space", "description")
+    assert table == [
+        [
+            f"`{field['name']}`",
+            field["dtype"],
+            f"`[{', '.join(map(str, field['shape']))}]`",
+            *(field[key] for key in keys),
+        ]
+        for field in load_vocabulary(name)["fields"]
+    ]
+    (spaces, *_) = tables(section(FORMATS, "`result.safetensors`"))
+    assert {row[5] for row in table} - {""} <= {row[0] for row in spaces}
+
+
+def test_vocabularies_of_points() -> None:
+    (table,) = tables(section(FORMATS, "Joints and keypoints"))
+    folder = ROOT / "schemas" / "vocabulary"
+    stated = {Path(code(row[0])).name for row in table}
+    files = {f"{name}.json" for _, name in VOCABULARIES}
+    assert stated | files == {path.name for path in folder.iterdir() if path.suffix == ".json"}
+    for row in table:
+        words = code_words(row[1])
+        document = read_json(folder / Path(code(row[0])).name)
+        shared = {"schema_version", "name", "source", "unit", "axes", "space", "hierarchy"}
+        listed = words[0].removesuffix("[]")
+        assert (set(words) & document.keys() | {listed}) - shared == document.keys() - shared
+        assert set(words) >= document[listed][0].keys()
+        assert str(len(document[listed])) in row[1]
+
+
+def test_passes_of_captures() -> None:
+    (table,) = tables(section(FORMATS, "Captures"))
+    for kind, name in (("body", "expected.safetensors"), ("full", "expected-full.safetensors")):
+        with TensorFile(TINY / name) as file:
+            found = {".".join(tensor.split(".")[:2]) for tensor in file.tensors}
+        assert {code(row[0]) for row in table if code(row[2]) == kind} == found
+
+
+def test_parts_and_provenance_of_runs(single: Release, tmp_path: Path) -> None:
+    models = ["--mhr", str(single.mhr), "--threads", "1"]
+    photo = ["--image", str(TINY / "input.png"), "--bbox", "52,8.5,141.25,139"]
+    camera = ["--intrinsics", "231.5,226,97.25,78.5", "--out", str(tmp_path / "a")]
+    body = ["body", "--model", str(single.body), *models, *photo, *camera]
+    assert CliRunner().invoke(run_command.app, body).exit_code == 0
+    np.savez(tmp_path / "p.npz", identity=np.zeros((1, 45)), model_parameters=np.zeros((1, 204)))
+    mhr = ["mhr", *models, "--params", str(tmp_path / "p.npz"), "--out", str(tmp_path / "b")]
+    done = CliRunner().invoke(run_command.app, [*mhr, "--json"])
+    validate(loads(done.stdout_bytes, where="files"), "run-files", where="files")
+    devices = CliRunner().invoke(run_command.app, ["--list-devices", "--json"])
+    validate(loads(devices.stdout_bytes, where="devices"), "run-devices", where="devices")
+    timings = [
+        cast("dict[str, Any]", load_file(tmp_path / name / "timings.json", schema="run-timings"))
+        for name in "ab"
+    ]
+    _, parts = tables(section(FORMATS, "`timings.json`"))
+    stated = {word for row in parts for word in code_words(row[0])}
+    assert stated == {part for each in timings for part in each["seconds"]}
+    (table,) = tables(section(FORMATS, "Provenance"))
+    assert {word for row in table for word in code_words(row[0])} == timings[0]["provenance"].keys()
+    with TensorFile(tmp_path / "a" / "result.safetensors") as file:
+        fields = {field["name"] for field in load_vocabulary("body-output-v1")["fields"]}
+        known = {"schema", "inference_type", "intrinsics", *timings[0]["provenance"]}
+        assert file.metadata.keys() == known | fields
+        assert file.metadata["schema"] == "body-output 1"
+        assert set(json.loads(file.metadata["bbox"])) == {"unit", "axes", "space", "description"}
 
 
 def nullable(document: Mapping[str, Any]) -> set[str]:
@@ -422,6 +513,7 @@ def test_options(page: str, numbers: tuple[int, ...], command: str) -> None:
 def limit(text: str) -> int:
     """A number as security.md writes it."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "bytes": 1, "s": 1, "": 1}
+    units |= {"pixel": 1, "pixels": 1}
     number, _, unit = text.replace(",", "").partition(" ")
     return int(number) * units[unit]
 
@@ -603,8 +695,21 @@ def test_the_program_for_python_users_gives_parameters_that_exist() -> None:
     assert {keyword.arg for keyword in request.keywords} <= parameters.keys()
 
 
-def test_error_messages_exist() -> None:
-    (table,) = tables(section(read("convert.md"), "Errors"))
+def test_memory_of_the_official_models() -> None:
+    text = section(read("running.md"), "What it takes")
+    wording: dict[Model, str] = {"body": "GiB for the official Body", "mhr": "GiB for MHR"}
+    for model, words in wording.items():
+        bound = load_contract(CONTRACTS[model]).official()
+        size = 4 * sum(math.prod(tensor.shape) for tensor in bound.tensors.values()) / 2**30
+        (stated,) = re.findall(rf"([0-9.]+) {words}", text)
+        assert float(stated) == pytest.approx(size, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("page", "title"), [("convert.md", "Errors"), ("running.md", "Troubleshooting")]
+)
+def test_error_messages_exist(page: str, title: str) -> None:
+    (table,) = tables(section(read(page), title))
     known = set(strings())
     for row in table:
         for message in code_words(row[0]):

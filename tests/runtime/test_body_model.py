@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from facts import TINY
 from numpy.typing import NDArray
 
-from sam3d_gguf.runtime.body import BodyModel
+from sam3d_gguf.runtime.body import BodyModel, MhrModel
 from sam3d_gguf.runtime.body.cases import run_cases
 from sam3d_gguf.runtime.body.estimator import InferenceType
+from sam3d_gguf.runtime.ggml import host_memory
 from sam3d_gguf.runtime.ggml.errors import BackendError, CancelledError
 from sam3d_gguf.runtime.parity import Limits, ParityReport, Rules, compare, parse_rules
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
@@ -159,6 +161,7 @@ def test_features_are_the_pose_token_and_camera(
     [
         ([[5, 5, 5, 9]], "empty"),
         ([[9, 5, 5, 9]], "empty"),
+        ([[0.2, 0.1, 0.6, 0.9]], "smaller than a pixel; expected pixels, not fractions"),
         ([[300, 5, 310, 9]], "outside"),
         ([[0, 0, np.nan, 9]], "finite"),
         ([[0, 0, 1e9, 9]], "larger"),
@@ -222,3 +225,103 @@ def test_cancel_ends_a_run_before_its_next_stage(model: BodyModel) -> None:
     with pytest.raises(CancelledError):
         model(TINY / "input.png", BOX, capture=Cancelling())  # type: ignore[arg-type]
     assert len(model(TINY / "input.png", BOX)) == 1
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        (np.diag([0.9, 200, 1]), "focal lengths are 0.9 and 200"),
+        (np.diag([200, 2e7, 1]), "focal lengths are 200 and 2e"),
+        (np.diag([-200, 200, 1]), "focal lengths"),
+        (np.diag([200, 200, 2]), "no camera's"),
+        (np.array([[200, 0, 1e8], [0, 200, 75], [0, 0, 1]]), "no camera's"),
+        (np.full((3, 3), np.nan), "not finite"),
+        (np.eye(2), "shape"),
+    ],
+)
+def test_unusable_intrinsics_are_refused(model: BodyModel, matrix: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        model(TINY / "input.png", BOX, matrix)
+
+
+def test_inputs_that_would_be_misread_are_refused(model: BodyModel) -> None:
+    white = np.full((1, 150, 200), 255, np.uint8)
+    nowhere = np.full((1, 4), np.nan, np.float32)
+    with pytest.raises(InputError, match="a mask holds 255; expected 0 and 1"):
+        model(TINY / "input.png", BOX, masks=white)
+    with pytest.raises(InputError, match="recorded hand boxes of shapes"):
+        model(TINY / "input.png", BOX, recorded_hand_boxes=(nowhere[0], nowhere))
+    with pytest.raises(InputError, match="lhand_bbox: the estimate is not finite"):
+        model(TINY / "input.png", BOX, recorded_hand_boxes=(nowhere, nowhere))
+    with pytest.raises(InputError, match="the image is NoneType"):
+        model(None, BOX)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a hand alone"):
+        model(TINY / "input.png", BOX, None, "hand", capture=model.new_capture())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"backend": "metal"}, {"precision": "half"}, {"threads": "2"}, {"device": "0"}]
+)
+def test_unknown_choices_are_refused(model_files: tuple[Path, Path], wrong: Any) -> None:
+    with pytest.raises(BackendError):
+        BodyModel.load(model_files[0], mhr=model_files[1], **wrong)
+
+
+def test_a_closed_model_says_so(model_files: tuple[Path, Path]) -> None:
+    body, mhr = model_files
+    with BodyModel.load(body, mhr=mhr, threads=1) as closed:
+        assert len(closed(TINY / "input.png", BOX, None, "body")) == 1
+    for call in (closed, closed.features):
+        with pytest.raises(BackendError, match="the model is closed"):
+            call(TINY / "input.png", BOX)
+    with MhrModel.load(mhr, threads=1) as gone:
+        pass
+    with pytest.raises(BackendError, match="the model is closed"):
+        gone(np.zeros((1, 45)), np.zeros((1, 204)))
+
+
+def test_calls_from_many_threads_give_one_result(model: BodyModel) -> None:
+    wanted = model(TINY / "input.png", BOX)["pred_vertices"].tobytes()
+    found: list[bytes] = []
+
+    def call() -> None:
+        found.append(model(TINY / "input.png", BOX)["pred_vertices"].tobytes())
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [wanted] * 4
+
+
+def test_mhr_takes_numbers_and_refuses_the_rest(model_files: tuple[Path, Path]) -> None:
+    with MhrModel.load(model_files[1], threads=1) as mhr:
+        assert mhr([[0] * 45], [[0] * 204] * 17).vertices.shape == (17, 90, 3)
+        wrong: list[tuple[Any, Any, str]] = [
+            (None, np.zeros((1, 204)), "not finite"),
+            ("abc", np.zeros((1, 204)), "not numbers"),
+            (np.zeros((1, 45)), np.full((1, 204), 1e300), "not finite"),
+            (
+                np.zeros((1, 45)),
+                np.concatenate([np.zeros((20, 204)), np.full((1, 204), 200.0)]),
+                "row 20: the mesh is not finite",
+            ),
+            (np.zeros((1, 45)), np.zeros((0, 204)), "do not fit"),
+            (np.zeros(45), np.zeros(204), "do not fit"),
+        ]
+        for identity, parameters, words in wrong:
+            with pytest.raises(InputError, match=words):
+                mhr(identity, parameters)
+        mhr.cancel()
+        with pytest.raises(CancelledError):
+            mhr(np.zeros((1, 45)), np.zeros((1, 204)))
+
+
+def test_more_meshes_than_memory_are_refused(
+    model_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MhrModel.load(model_files[1], threads=1) as mhr:
+        monkeypatch.setattr(host_memory, "available_memory", lambda: 1000)
+        with pytest.raises(BackendError, match="9 meshes need 0 MiB and 0 MiB are free"):
+            mhr(np.zeros((1, 45)), np.zeros((9, 204)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from sam3d_gguf.runtime.export.surface import signed_volume, split_at_seams, ver
 from sam3d_gguf.runtime.geometry.mhr_rig import group_influences
 from sam3d_gguf.runtime.images import read_photo
 from sam3d_gguf.runtime.run.files import body_files
+from sam3d_gguf.runtime.tensor_files import TensorFile
 from sam3d_gguf.runtime.vocabulary import load_vocabulary
+from sam3d_gguf.schemas.errors import OutputError
 
 BOXES = [[52.0, 8.5, 141.25, 139.0], [10.0, 5.0, 90.0, 140.0]]
 _TYPES = {5126: "<f4", 5123: "<u2", 5125: "<u4"}
@@ -34,7 +37,7 @@ def result(model: BodyModel) -> BodyResult:
 
 @pytest.fixture(scope="module")
 def files(result: BodyResult) -> dict[str, bytes]:
-    return body_files(result, read_photo(TINY / "input.png"), {})
+    return body_files(result, read_photo(TINY / "input.png"))
 
 
 class Glb:
@@ -213,3 +216,18 @@ def test_schemas_name_every_joint_keypoint_and_field(result: BodyResult) -> None
     fields = {field["name"] for field in load_vocabulary("body-output-v1")["fields"]}
     assert set(result.arrays) <= fields
     assert fields - set(result.arrays) == {"mask"}
+
+
+def test_a_result_saves_the_same_files(
+    files: dict[str, bytes], result: BodyResult, tmp_path: Path
+) -> None:
+    written = result.save(tmp_path / "new" / "folder", read_photo(TINY / "input.png"))
+    assert {path.name: path.read_bytes() for path in written} == files
+    alone = result.save(tmp_path / "alone")
+    assert {path.name for path in alone} == files.keys() - {"overlay.png"}
+    with pytest.raises(OutputError, match="exists"):
+        result.save(tmp_path / "alone")
+    with TensorFile(tmp_path / "alone" / "result.safetensors") as file:
+        assert {"tool", "device", "libraries", "precision"} <= file.metadata.keys()
+        assert file.metadata["intrinsics"] == "assumed"
+        assert file.tensors.keys() == result.arrays.keys()

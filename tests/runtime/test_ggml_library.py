@@ -136,6 +136,50 @@ def test_a_library_that_others_can_write_is_refused(tmp_path: Path, target: str)
         load_library(folder)
 
 
+def test_a_library_in_a_folder_that_others_can_replace_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "open" / "lib"
+    folder.mkdir(parents=True)
+    copy_of(load_library(), folder)
+    folder.parent.chmod(0o777)
+    with pytest.raises(BackendError, match="open: others can write here"):
+        load_library(folder)
+    run = run_python(LOAD, **{DIRECTORY_VARIABLE: str(folder)})
+    folder.parent.chmod(0o1777)
+    sticky = run_python(LOAD, **{DIRECTORY_VARIABLE: str(folder)})
+    assert (run.returncode, sticky.returncode) == (1, 0), sticky.stderr
+
+
+def test_a_link_to_a_library_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    real, folder = tmp_path / "real", tmp_path / "lib"
+    for each in (real, folder):
+        each.mkdir()
+        copy_of(load_library(), each)
+    base = folder / CORE_LIBRARIES[0]
+    base.unlink()
+    base.symlink_to(real / CORE_LIBRARIES[0])
+    real.chmod(0o777)
+    with pytest.raises(BackendError, match="real: others can write here"):
+        load_library(folder)
+
+
+def test_a_library_of_something_else_is_refused(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    other = subprocess.run(
+        [sys.executable, "-c", "import _ctypes; print(_ctypes.__file__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    shutil.copy(other, folder / CORE_LIBRARIES[0])
+    run = run_python(LOAD, **{DIRECTORY_VARIABLE: str(folder)})
+    assert "libggml is version unknown" in run.stderr
+
+
+def test_a_path_that_is_none_is_refused() -> None:
+    with pytest.raises(BackendError, match="the folder can't be used: File name too long"):
+        load_library(Path("a" * 5000))
+
+
 def test_a_folder_without_libraries_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(BackendError, match=r"libggml-base\.so is missing"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -116,3 +117,38 @@ def test_masks_become_zero_and_one_and_must_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_mask(path, COLORS), [[0, 0, 1], [1, 0, 1]])
     with pytest.raises(InputError, match="3x2"):
         read_mask(path, COLORS[:1])
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    save(tmp_path / "photo.png", COLORS)
+    (tmp_path / "link.png").symlink_to(tmp_path / "photo.png")
+    for name in ("pipe.png", "link.png", "."):
+        with pytest.raises(InputError, match="expected a regular file"):
+            read_photo(tmp_path / name)
+
+
+@pytest.mark.parametrize("error", [struct.error, zlib.error, IndexError, TypeError, SyntaxError])
+def test_whatever_pillow_raises_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    path = save(tmp_path / "photo.png", COLORS)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error("odd")
+
+    monkeypatch.setattr(Image.Image, "convert", fail)
+    with pytest.raises(InputError, match="the image is damaged: odd"):
+        read_photo(path)
+
+
+def test_the_first_frame_of_an_animation(tmp_path: Path) -> None:
+    first, second = Image.fromarray(COLORS), Image.fromarray(COLORS[::-1].copy())
+    first.save(tmp_path / "a.webp", save_all=True, append_images=[second], lossless=True)
+    np.testing.assert_array_equal(read_photo(tmp_path / "a.webp"), COLORS)
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    block = np.kron(np.array([[[200, 30, 40]]], "u1"), np.ones((16, 16, 1), "u1"))
+    Image.fromarray(block).convert("CMYK").save(tmp_path / "c.jpg", quality=95)
+    np.testing.assert_allclose(read_photo(tmp_path / "c.jpg")[8, 8], [200, 30, 40], atol=6)

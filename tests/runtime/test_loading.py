@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from facts import TINY
 from tiny_release import Release
 
+from sam3d_gguf.convert.contract import ContractName, load_contract
+from sam3d_gguf.convert.gguf_reader import read_gguf
+from sam3d_gguf.convert.verify_file import check_indices, read_claims
+from sam3d_gguf.extractors.extraction import Model
+from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.body import BodyModel
 from sam3d_gguf.runtime.loading import check_companion, load_weights
 from sam3d_gguf.runtime.weights import Weights
@@ -52,6 +60,44 @@ def test_changed_data_are_refused_when_verified(single: Release, tmp_path: Path)
     with pytest.raises(ContractError, match=r"identity\.base"):
         load_weights(path, "mhr", verify=True)
     load_weights(single.mhr, "mhr", verify=True)
+
+
+def indices(role: Model) -> list[str]:
+    """The integer tensors of a model."""
+    name: ContractName = "body" if role == "body" else "mhr.lod1"
+    return [e.name for e in load_contract(name).entries if e.dtype in ("I32", "I64")]
+
+
+@pytest.mark.parametrize("value", [-5, 2**31 - 1])
+@pytest.mark.parametrize(
+    ("role", "name"), [(role, name) for role in get_args(Model) for name in indices(role)]
+)
+def test_changed_indices_are_always_refused(
+    single: Release, tmp_path: Path, role: Model, name: str, value: int
+) -> None:
+    """Also where the hashes were made to fit: nothing may be looked up outside of a tensor."""
+    source = single.body if role == "body" else single.mhr
+    tensor = load_weights(source, role).tensor(name)
+    data = bytearray(source.read_bytes())
+    start, end = tensor.offset, tensor.offset + 4 * tensor.elements
+    data[start : start + 4] = value.to_bytes(4, "little", signed=True)
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ContractError, match=f"{re.escape(name)} is not the one of"):
+        load_weights(path, role)
+    after = hashlib.sha256(data[start:end]).hexdigest()
+    place = sorted(load_weights(source, role).tensors).index(name)
+    with open_source(path) as opened:
+        claims = read_claims(read_gguf(opened.source), str(path))
+        key = "sam3d.tensor_sha256"
+        stated = claims.gguf.metadata[key]
+        assert isinstance(stated.value, tuple)
+        hashes = (*stated.value[:place], after, *stated.value[place + 1 :])
+        forged = dataclasses.replace(stated, value=hashes)
+        header = dataclasses.replace(claims.gguf, metadata={**claims.gguf.metadata, key: forged})
+        with pytest.raises(ContractError) as caught:
+            check_indices(opened, dataclasses.replace(claims, gguf=header))
+    assert "is not the one of" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["sam3d.content_sha256", "sam3d.semantics_sha256"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +235,93 @@ def test_cut_files_are_refused(tmp_path: Path, cut: int) -> None:
     path.write_bytes((TINY / "mhr-cases.safetensors").read_bytes()[:cut])
     with pytest.raises(InputError):
         TensorFile(path)
+
+
+def test_sums_that_overflow_fail(tmp_path: Path) -> None:
+    """inf / inf is no small relative error."""
+    far = {"a": np.array([1e200, 0.0])}
+    other = {"a": np.array([0.0, 1e200])}
+    verdict = judge(tmp_path, far, other, float_rule("a", 1e300, 0.5)).tensors[0]
+    assert not verdict.passed
+    validate(
+        loads(judge(tmp_path, far, other, float_rule("a")).dumps(), where="report"),
+        "parity-report",
+        where="report",
+    )
+
+
+def test_large_integers_differ_by_one(tmp_path: Path) -> None:
+    large = np.array([2**62, -(2**62)], np.int64)
+    report = judge(
+        tmp_path, {"a": large}, {"a": large + np.array([1, 0])}, float_rule("a", 0.5, 1.0)
+    )
+    assert report.tensors[0].reason == "largest difference 1 exceeds 0.5"
+    low, high = np.array([-(2**63)], np.int64), np.array([2**63 - 1], np.int64)
+    wide = judge(tmp_path, {"a": low}, {"a": high}, float_rule("a", 0.5, 9.0))
+    assert wide.tensors[0].max_abs == 2.0**64
+
+
+def test_rules_decide_in_their_order_whether_names_or_patterns() -> None:
+    rules = parse_rules(
+        rules_text(*(float_rule(name) for name in ("a.b", "a.*", "a.c", "*", "z"))), where="rules"
+    )
+    found = {name: rules.find(name) for name in ("a.b", "a.c", "z", "q")}
+    assert {name: rule and rule[0] for name, rule in found.items()} == {
+        "a.b": 0,
+        "a.c": 1,
+        "z": 3,
+        "q": 3,
+    }
+    assert parse_rules(rules_text(float_rule("a")), where="rules").find("b") is None
+
+
+def test_patterns_that_backtrack_end_soon(tmp_path: Path) -> None:
+    arrays: Arrays = {"a" * 4000: f32(1)}
+    rules = [float_rule("*a" * 300 + f"b{n}") for n in range(20)]
+    started = time.monotonic()
+    assert judge(tmp_path, arrays, arrays, *rules).tensors[0].reason == "no rule"
+    assert time.monotonic() - started < 20
+
+
+def test_names_that_no_report_can_hold(tmp_path: Path) -> None:
+    save_file({"a" * 4097: f32(1)}, tmp_path / "long.safetensors")
+    with pytest.raises(InputError, match="4097 characters"):
+        TensorFile(tmp_path / "long.safetensors")
+    odd = tmp_path / os.fsdecode(b"\xff.safetensors")
+    save_file({"a": f32(1)}, odd)
+    rules = parse_rules(rules_text(float_rule("a")), where="rules")
+    report = compare([odd], odd, rules)
+    assert report.candidate.name == "\ufffd.safetensors"
+    assert b"\\ufffd" in report.dumps()
+    assert "\ufffd.safetensors" in render(report).decode()
+
+
+def test_reports_are_not_written_over_anything(tmp_path: Path) -> None:
+    reference = str(TINY / "mhr-cases.safetensors")
+    arguments = ["--reference", reference, "--candidate", reference]
+    arguments += ["--rules", str(TINY / "rules.json"), "--report", str(tmp_path / "r")]
+    same = CliRunner().invoke(app, [*arguments, "--html", f"{tmp_path}/./r"])
+    assert "two outputs have the same path" in same.stderr
+    missing = CliRunner().invoke(app, [*arguments, "--html", str(tmp_path / "no" / "page")])
+    assert "the folder doesn't exist" in missing.stderr
+    assert (same.exit_code, missing.exit_code) == (2, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_references_are_judged_together(tmp_path: Path) -> None:
+    names = ("mhr-cases.safetensors", "head-cases.safetensors", "expected.safetensors")
+    arrays: Arrays = {}
+    arguments = ["--rules", str(TINY / "rules.json"), "--json"]
+    for name in names:
+        arguments += ["--reference", str(TINY / name)]
+        arrays |= load_file(TINY / name)
+    save_file(arrays, tmp_path / "all.safetensors")
+    arguments += ["--candidate", str(tmp_path / "all.safetensors")]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.stdout[-500:]
+    report = json.loads(found.stdout)
+    assert report["passed"] == len(arrays)
+    hashes = [hashlib.sha256((TINY / name).read_bytes()).hexdigest() for name in names]
+    assert [file["sha256"] for file in report["files"]["references"]] == hashes
+    rules_hash = hashlib.sha256((TINY / "rules.json").read_bytes()).hexdigest()
+    assert report["files"]["rules"]["sha256"] == rules_hash
