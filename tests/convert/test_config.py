@@ -36,7 +36,7 @@ def test_tiny_configuration() -> None:
         ("REPEAT_PE: true", "REPEAT_PE: false", "MODEL.DECODER.REPEAT_PE.*const True"),
         ("REPEAT_PE: true", "REPEAT_PE: 1", "MODEL.DECODER.REPEAT_PE"),
         ("REPEAT_PE: true", "NEW_KEY: 1\n    REPEAT_PE: true", "MODEL.DECODER.NEW_KEY.*unknown"),
-        ("    REPEAT_PE: true\n", "", "MODEL.DECODER: 'REPEAT_PE' is a required"),
+        ("    REPEAT_PE: true\n", "", "MODEL.DECODER.REPEAT_PE: the property is missing"),
         ("DIM: 48", "DIM: 0", "MODEL.DECODER.DIM: .*expected minimum 1"),
         ("DIM: 48", "DIM: 16385", "MODEL.DECODER.DIM: .*expected maximum 16384"),
         ("DIM: 48", "DIM: 48.0", "MODEL.DECODER.DIM: .*type integer"),
