@@ -155,6 +155,14 @@ def verify(
             f"{len(paths)} paths are given, {len(manifests)} of them manifests",
             expected="one manifest, or one or more GGUF files",
         )
+    names = [path.name for path in paths]
+    for path in paths:
+        if names.count(path.name) > 1:
+            raise InputError(
+                "two of the files have this name, by which the report calls them",
+                where=str(path),
+                expected="files of different names, or one of them alone",
+            )
     if manifests:
         _verify_manifest(manifests[0], result, progress)
     else:

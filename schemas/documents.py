@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ def _faults(error: ValidationError) -> Iterator[Fault]:
         for name in _unknown_properties(error):
             yield Fault((*parts, name), "the property is unknown")
     else:
-        found = f"the value {shorten(repr(error.instance))} is refused"
+        found = f"the value {shorten(_text(error.instance))} is refused"
         yield Fault(parts, found, _expected(error, keyword))
 
 
@@ -167,7 +168,13 @@ def _expected(error: ValidationError, keyword: str) -> str:
     """A rule in words: its description where it is a pattern that has one."""
     rules = cast("Mapping[str, object]", error.schema)
     described = str(rules.get("description", "")) if keyword == "pattern" else ""
-    return described or f"{keyword} {shorten(str(error.validator_value))}"
+    rule = error.validator_value
+    return described or f"{keyword} {shorten(rule if isinstance(rule, str) else _text(rule))}"
+
+
+def _text(value: object) -> str:
+    """A value as JSON writes it; no key or text of it can look like another line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _unknown_properties(error: ValidationError) -> Iterator[str]:

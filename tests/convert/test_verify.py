@@ -469,6 +469,21 @@ def test_paths_that_do_not_go_together_are_an_error(single: Release) -> None:
         verify([single.manifest, single.body])
 
 
+def test_a_proof_of_one_file_is_none_of_another_of_its_name(
+    single: Release, other_mhr: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    namesake = Path(shutil.copy(other_mhr, tmp_path / "other" / single.mhr.name))
+
+    for paths in ([single.mhr, namesake], [single.mhr, single.mhr]):
+        with pytest.raises(InputError, match="two of the files have this name"):
+            verify(paths, sources=[ASSET])
+    renamed = namesake.rename(tmp_path / "2.gguf")
+    result = verify([single.mhr, renamed], sources=[ASSET])
+    assert result.proven == {"mhr.gguf"}
+    assert "origin of 2.gguf not proven" in result.verdict
+
+
 def test_pinned_is_not_taken_from_the_manifest(copy: Release) -> None:
     def change(document: Json) -> None:
         document["release"]["origin"] = "pinned"
