@@ -196,7 +196,7 @@ def bind(
         # Unbounded dimensions must not be expanded into names.
         raise BindingError(problems, contract=contract.name, where=where)
     expected = _expand(contract, entries, dims)
-    left_out = {} if precision else _left_out(contract, tensors)
+    left_out = {} if precision else left_out_tensors(contract, tensors)
     problems += _equation_problems(contract, dims)
     problems += _tensor_problems(expected, left_out, dims, tensors, precision)
     if not problems:
@@ -483,7 +483,8 @@ def _difference(
         yield Problem("retyped", name, found, wanted)
 
 
-def _left_out(contract: ContractData, tensors: Mapping[str, TensorSpec]) -> dict[str, LeftOut]:
+def left_out_tensors(contract: ContractData, tensors: Iterable[str]) -> dict[str, LeftOut]:
+    """Those of a source's tensors, by name, that its contract knows and leaves out."""
     patterns = [
         (re.compile(re.escape(entry.source).replace(r"\*", "[A-Za-z0-9_]+")), entry)
         for entry in contract.left_out

@@ -18,7 +18,7 @@ from sam3d_gguf.convert.metadata import (
     safetensors_key,
     source_key,
 )
-from sam3d_gguf.convert.mhr_names import MhrNames, numbers
+from sam3d_gguf.convert.mhr_names import MhrNames, numbered_lists
 from sam3d_gguf.convert.request import CONFIG_ROLE
 from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity
 from sam3d_gguf.extractors.products import product_files
@@ -114,11 +114,13 @@ def require_name_counts(names: MhrNames, bound: BoundContract, where: str) -> No
 
 def require_numbers(names: MhrNames, numbered: Iterable[str], where: str) -> None:
     """Raises ContractError unless the lists that are said to be mere numbers are."""
-    lists = {"joint_names": names.joints, "parameter_names": names.parameters}
-    said = tuple(numbered)
-    are = [what for what, found in lists.items() if found == numbers(what, len(found))]
+    said, are = tuple(numbered), numbered_lists(names.joints, names.parameters)
     if said != tuple(what for what in are if what in said):
-        raise ContractError(f"{', '.join(said)[:80]!r} are said to be numbers", where=where)
+        raise ContractError(
+            f"it says of {', '.join(said)[:80] or 'nothing'} that these are mere numbers",
+            where=where,
+            expected=f"that of {', '.join(are) or 'none of its lists'}",
+        )
 
 
 def require_sha256(value: str, what: str, where: str) -> str:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from sam3d_gguf.convert.binding import Precision
+from sam3d_gguf.convert.contract_types import LeftOut
 from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.stream import WrittenFile
 from sam3d_gguf.extractors.extraction import (
+    ROLES,
     TOOL,
     ExtractedProduct,
+    Extraction,
     KnownAnswer,
     Origin,
     SourceIdentity,
@@ -133,6 +136,27 @@ class Manifest:
             left_out=tuple(ManifestLeftOut(**entry) for entry in document["left_out"]),
             notes=tuple(document["notes"]),
         )
+
+
+def numbered_note(what: str) -> str:
+    """The remark on a list of names that the archive does not have."""
+    return f"the archive has no {what}: they are numbers"
+
+
+def left_out_items(
+    extraction: Extraction, tensors: Mapping[str, LeftOut]
+) -> tuple[ManifestLeftOut, ...]:
+    """All that a source holds and no file of the release does.
+
+    Args:
+        extraction: of the source.
+        tensors: those that the contract leaves out, by name.
+    """
+    role = ROLES[extraction.model]
+    return (
+        *(ManifestLeftOut(role, name, tensor.reason) for name, tensor in tensors.items()),
+        *(ManifestLeftOut(role, item.what, item.reason) for item in extraction.left_out),
+    )
 
 
 def load_manifest(path: Path) -> Manifest:

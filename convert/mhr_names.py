@@ -64,6 +64,18 @@ def numbers(what: str, count: int) -> tuple[str, ...]:
     return tuple(f"{what.removesuffix('_names')}_{number:03}" for number in range(count))
 
 
+def absent_lists(attributes: Mapping[str, Json]) -> tuple[str, ...]:
+    """The lists of names that an archive does not have: "joint_names", "parameter_names"."""
+    paths = {"joint_names": JOINT_NAMES, "parameter_names": PARAMETER_NAMES}
+    return tuple(what for what, path in paths.items() if _find(attributes, path) is None)
+
+
+def numbered_lists(joints: tuple[str, ...], parameters: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of two lists of names are mere numbers: "joint_names", "parameter_names"."""
+    lists = {"joint_names": joints, "parameter_names": parameters}
+    return tuple(what for what, found in lists.items() if found == numbers(what, len(found)))
+
+
 def _find(attributes: Mapping[str, Json], path: str) -> Json:
     """The value of an attribute; where its path has none, of all those of its last name."""
     if path in attributes:

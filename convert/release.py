@@ -8,7 +8,7 @@ manifest = convert_body(
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,11 @@ from sam3d_gguf.convert.files import (
 from sam3d_gguf.convert.manifest import (
     Manifest,
     ManifestFile,
-    ManifestLeftOut,
     ManifestSource,
     NativeContract,
+    left_out_items,
     manifest_file,
+    numbered_note,
 )
 from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.mhr_names import MhrNames, read_names
@@ -351,8 +352,12 @@ class _Run:
             sources=tuple(sources),
             safetensors=tuple(p for part in parts for p in part.products.extraction.products),
             files=self._files(pinned=pinned),
-            left_out=tuple(item for part in parts for item in _left_out(part)),
-            notes=tuple(f"the archive has no {what}: they are numbers" for what in numbered),
+            left_out=tuple(
+                item
+                for part in parts
+                for item in left_out_items(part.products.extraction, part.bound.left_out)
+            ),
+            notes=tuple(map(numbered_note, numbered)),
         )
 
     def _files(self, *, pinned: bool) -> tuple[ManifestFile, ...]:
@@ -380,14 +385,6 @@ class _Run:
 
     def _scratch(self, place: Path) -> Path:
         return self._stack.enter_context(scratch_in(place))
-
-
-def _left_out(part: _Body | _Mhr) -> Iterator[ManifestLeftOut]:
-    role = ROLES[part.products.extraction.model]
-    for name, tensor in part.bound.left_out.items():
-        yield ManifestLeftOut(role, name, tensor.reason)
-    for item in part.products.extraction.left_out:
-        yield ManifestLeftOut(role, item.what, item.reason)
 
 
 @contextlib.contextmanager

@@ -234,12 +234,24 @@ class ValueRules:
     relations: Sequence[PrefixRelation]
     prefix_sizes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     _kept: dict[str, Block] = field(default_factory=dict[str, Block])
+    _called: dict[str, str] = field(default_factory=dict[str, str])
 
-    def checkers(self, tensor: BoundTensorLike) -> list[Checker]:
-        """Returns the checkers for a tensor; all its blocks must go through each of them."""
-        checkers = make_checkers(tensor.rules, tensor.shape, tensor.source_name)
-        if any(tensor.source_name in (r.prefix, r.parents) for r in self.relations):
-            checkers.append(_Whole(tensor.source_name, tensor.shape, self._keep))
+    def checkers(self, tensor: BoundTensorLike, name: str | None = None) -> list[Checker]:
+        """Returns the checkers for a tensor; all its blocks must go through each of them.
+
+        Args:
+            tensor: the tensor and its rules.
+            name: what errors call it; its name in the source by default.
+        """
+        source = tensor.source_name
+        called = self._called[source] = name or source
+        checkers = make_checkers(tensor.rules, tensor.shape, called)
+        if any(source in (r.prefix, r.parents) for r in self.relations):
+
+            def keep(values: Block, _name: str, shape: tuple[int, ...]) -> None:
+                self._kept[source] = values.reshape(shape).copy()
+
+            checkers.append(_Whole(called, tensor.shape, keep))
         return checkers
 
     def finish(self) -> None:
@@ -253,11 +265,10 @@ class ValueRules:
             if missing:
                 raise ContractError("the tensor was not checked", where=min(missing))
             self.prefix_sizes[relation.prefix] = check_prefix_schedule(
-                self._kept[relation.parents], self._kept[relation.prefix], name=relation.prefix
+                self._kept[relation.parents],
+                self._kept[relation.prefix],
+                name=self._called[relation.prefix],
             )
-
-    def _keep(self, values: Block, name: str, shape: tuple[int, ...]) -> None:
-        self._kept[name] = values.reshape(shape).copy()
 
 
 def as_float(block: Block) -> Block:

@@ -16,16 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sam3d_gguf.convert.binding import left_out_tensors
+from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.files import known_components
-from sam3d_gguf.convert.manifest import MAX_BYTES, Manifest, ManifestFile
-from sam3d_gguf.convert.products import products_from_source
-from sam3d_gguf.convert.verify_file import FileReport, verify_file
+from sam3d_gguf.convert.manifest import MAX_BYTES, Manifest, ManifestFile, left_out_items
+from sam3d_gguf.convert.products import products_from_source, specs
+from sam3d_gguf.convert.verify_file import FileReport, error_problems, verify_file
 from sam3d_gguf.convert.verify_manifest import (
     entry_problems,
     manifest_problems,
     release_problems,
+    source_problems,
 )
 from sam3d_gguf.convert.verify_source import SourceProof, compare_with_source
+from sam3d_gguf.extractors.classify import CONTRACTS
 from sam3d_gguf.extractors.extraction import TOOL, Model, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
@@ -151,6 +155,14 @@ def verify(
             f"{len(paths)} paths are given, {len(manifests)} of them manifests",
             expected="one manifest, or one or more GGUF files",
         )
+    names = [path.name for path in paths]
+    for path in paths:
+        if names.count(path.name) > 1:
+            raise InputError(
+                "two of the files have this name, by which the report calls them",
+                where=str(path),
+                expected="files of different names, or one of them alone",
+            )
     if manifests:
         _verify_manifest(manifests[0], result, progress)
     else:
@@ -212,7 +224,7 @@ def _verify_entry(
                 return
             report = verify_file(file, progress)
     except InputError as error:
-        report = FileReport(entry.name, 0, problems=[str(error)])
+        report = FileReport(entry.name, 0, problems=error_problems(error, str(path)))
     report.problems += entry_problems(report, entry)
     result.files.append(report)
 
@@ -292,6 +304,14 @@ def _verify_source(
             )
         )
         proof = compare_with_source(model, products, result.files, progress)
+        if result.manifest is not None and proof.files:
+            contract = load_contract(CONTRACTS[model])
+            left_out = left_out_items(
+                products.extraction, left_out_tensors(contract, specs(products))
+            )
+            found = list(source_problems(result.manifest, products.extraction, left_out))
+            result.problems += found
+            proof.differs |= bool(found)
     _take_proof(path, proof, result)
 
 

@@ -36,6 +36,7 @@ from sam3d_gguf.convert.metadata import (
 )
 from sam3d_gguf.convert.mhr_names import MhrNames
 from sam3d_gguf.convert.native import load_native_components
+from sam3d_gguf.convert.problems import BindingError
 from sam3d_gguf.convert.rules import Checker, ValueRules, Zero, make_checkers
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
 from sam3d_gguf.extractors.extraction import Model, display_name, known_products
@@ -138,7 +139,7 @@ def verify_file(file: OpenedFile, progress: Progress = QUIET) -> FileReport:
             _finish(claims, rules, report.name)
         file.assert_untouched()
     except Sam3dError as error:
-        report.problems.append(str(error))
+        report.problems += error_problems(error, str(file.path))
     return report
 
 
@@ -176,6 +177,13 @@ def check_indices(file: OpenedFile, claims: Claims) -> None:
             action="The file was changed after it was written; convert or fetch it again.",
         )
     _finish(claims, rules, report.name)
+
+
+def error_problems(error: Sam3dError, path: str) -> list[str]:
+    """What is wrong with a file, each on a line of its own that does not name the file again."""
+    if isinstance(error, BindingError):
+        return [f"{problem.kind}: {problem}" for problem in error.problems]
+    return [str(error).removeprefix(f"{path}: ")]
 
 
 def read_claims(header: GgufFile, where: str) -> Claims:
@@ -353,7 +361,7 @@ class _Checks:
     def _rules_of(self, name: str) -> list[Checker]:
         bound = self._claims.tensors.get(name)
         if bound is not None:
-            return self._rules.checkers(bound)
+            return self._rules.checkers(bound, name)
         # A tensor without a contract is one that the source lacks and the contract adds.
         return make_checkers([Zero()], self._claims.gguf.tensors[name].shape, name)
 

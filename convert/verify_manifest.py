@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from sam3d_gguf.convert.files import known_components
-from sam3d_gguf.convert.manifest import Layout, Manifest, ManifestFile
+from sam3d_gguf.convert.manifest import (
+    Layout,
+    Manifest,
+    ManifestFile,
+    ManifestLeftOut,
+    numbered_note,
+)
 from sam3d_gguf.convert.metadata import Provenance
+from sam3d_gguf.convert.mhr_names import absent_lists, numbered_lists
 from sam3d_gguf.convert.request import CONFIG_ROLE
 from sam3d_gguf.convert.verify_file import Claims, FileReport
-from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity, known_products
+from sam3d_gguf.extractors.extraction import (
+    ROLES,
+    Extraction,
+    Model,
+    SourceIdentity,
+    known_products,
+)
+from sam3d_gguf.extractors.printable import printable
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
@@ -37,6 +53,12 @@ def manifest_problems(manifest: Manifest) -> Iterator[str]:
     yield from _set_problems("sources", (source.role for source in manifest.sources), sources)
     products = [name for model in models for name in product_files(model)]
     yield from _set_problems("safetensors", (p.file for p in manifest.safetensors), products)
+    roles = {source.role for source in manifest.sources}
+    for item in manifest.left_out:
+        if item.role not in roles:
+            yield f"the manifest leaves something out of {item.role}, which is no source of it"
+        if not item.what.isprintable() or not item.reason.isprintable():
+            yield f"what is left out has a name that is not printable: {printable(item.what)}"
     if manifest.model == "mhr" and manifest.status != "complete":
         yield "a release of MHR alone is complete"
     yield from _origin_problems(manifest)
@@ -92,21 +114,88 @@ def release_problems(manifest: Manifest, claims: Sequence[Claims]) -> Iterator[s
             found = _component_facts(own, sources, products)
         for what, own_value, said in found:
             if own_value != said:
-                yield f"the {what} of {own.role} is {own_value}; the manifest says {said}"
+                told = "names none" if said is None else f"says {said}"
+                yield f"the {what} of {own.role} is {own_value}; the manifest {told}"
         precision = "f32" if own.provenance is None else own.provenance.precision
         if precision != manifest.precision:
-            yield f"the precision of {own.role} is {precision}; the manifest says otherwise"
+            yield (
+                f"the precision of {own.role} is {precision}; "
+                f"the manifest says {manifest.precision}"
+            )
         if (own.provenance is None) != (manifest.layout == "components"):
             yield f"the layout of {own.role} is not {manifest.layout}"
     conforms = "not applicable"
     if manifest.layout == "components":
         official = all(own.is_official for own in claims)
         conforms = "conforms" if official else "does not conform: other dimensions"
+    yield from _note_problems(manifest, claims)
     if manifest.native_contract != conforms:
         yield (
             f"the manifest says of the native contract: {manifest.native_contract}; "
             f"the files' dimensions say: {conforms}"
         )
+
+
+def _note_problems(manifest: Manifest, claims: Sequence[Claims]) -> Iterator[str]:
+    """A manifest has a note on each list of names that is of mere numbers, and no others.
+
+    Single files say which lists these are, and are held to it; of components the names tell.
+    """
+    possible: list[str] = []
+    certain: list[str] = []
+    for own in claims:
+        if own.names is not None:
+            possible += map(numbered_note, numbered_lists(own.names.joints, own.names.parameters))
+        if own.provenance is not None:
+            certain += map(numbered_note, own.provenance.numbered)
+    if manifest.layout == "single":
+        possible = certain
+    for note in certain:
+        if note not in manifest.notes:
+            yield f"the manifest does not note: {note}"
+    for note in _surplus(manifest.notes, possible):
+        yield f"the manifest has a note that its files do not give: {printable(note)}"
+
+
+def source_problems(
+    manifest: Manifest, extraction: Extraction, left_out: Sequence[ManifestLeftOut]
+) -> Iterator[str]:
+    """Where a legacy file gives something else than the manifest says of it."""
+    role = ROLES[extraction.model]
+    for source in manifest.sources:
+        size = extraction.source.bytes
+        if source.role == role and source.identity.bytes != size:
+            yield f"the {role} has {size} bytes; the manifest says {source.identity.bytes}"
+    stated = {product.file: product for product in manifest.safetensors}
+    for product in extraction.products:
+        said = stated.get(product.file)
+        for what in ("bytes", "tensors", "sha256"):
+            found = getattr(product, what)
+            if said is not None and getattr(said, what) != found:
+                yield (
+                    f"{product.file} has {found} ({what}) by the {role}; "
+                    f"the manifest says {getattr(said, what)}"
+                )
+    if extraction.model == "mhr":
+        notes = list(map(numbered_note, absent_lists(extraction.attributes)))
+        for note in _surplus(notes, manifest.notes):
+            yield f"the manifest does not note: {note}"
+        for note in _surplus(manifest.notes, notes):
+            yield f"the manifest has a note that the {role} does not give: {printable(note)}"
+    items = [(item.what, item.reason) for item in manifest.left_out if item.role == role]
+    given = [(item.what, item.reason) for item in left_out]
+    for what, reason in _surplus(items, given):
+        yield f"the {role} has nothing that is left out as {printable(what)}: {printable(reason)}"
+    for what, reason in _surplus(given, items):
+        yield f"the manifest does not say that {printable(what)} of the {role} is left out: {reason}"
+
+
+_Item = TypeVar("_Item")
+
+
+def _surplus(first: Sequence[_Item], second: Sequence[_Item]) -> list[_Item]:
+    """The items of the first that the second lacks, or has less often."""
+    return list((Counter(first) - Counter(second)).elements())
 
 
 _Facts = Iterator[tuple[str, object, object]]

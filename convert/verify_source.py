@@ -88,6 +88,8 @@ def _compare(claims: Claims, products: Products, report: FileReport, progress: P
             claims.names.prefix_sizes,
         ):
             report.problems.append("the names or prefix sizes are not those of the source")
+        if claims.provenance is not None and claims.provenance.numbered != names.numbered:
+            report.problems.append("the lists of mere numbers are not those that the source lacks")
     reader = products.reader()
     for name, plan in planned.items():
         sha256 = (keeps_bytes(plan) and plan.sha256) or _sha256(plan, reader)

@@ -3,7 +3,7 @@
 >>> validate({"schema_version": 1}, "sources", where="s.json")
 Traceback (most recent call last):
 ...
-sam3d_gguf.schemas.errors.InputError: s.json: 'files' is a required property
+sam3d_gguf.schemas.errors.InputError: s.json#/files: the property is missing
 
 A schema lies at `document_schemas/NAME.schema.json` and has the identifier
 `urn:sam3d-gguf:schema:NAME`. Three things are stricter than the standard asks: a pattern must match
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -152,13 +153,28 @@ def _faults(error: ValidationError) -> Iterator[Fault]:
     parts = tuple(error.absolute_path)
     keyword = str(error.validator)
     if keyword == "required":
-        yield Fault(parts, shorten(error.message))
+        # The library gives one error for each, and its name in the message alone: one of the schema's.
+        name = error.message.split("'")[1]
+        yield Fault((*parts, name), "the property is missing")
     elif keyword in ("additionalProperties", "unevaluatedProperties"):
         for name in _unknown_properties(error):
             yield Fault((*parts, name), "the property is unknown")
     else:
-        found = f"the value {shorten(repr(error.instance))} is refused"
-        yield Fault(parts, found, f"{keyword} {shorten(str(error.validator_value))}")
+        found = f"the value {shorten(_text(error.instance))} is refused"
+        yield Fault(parts, found, _expected(error, keyword))
+
+
+def _expected(error: ValidationError, keyword: str) -> str:
+    """A rule in words: its description where it is a pattern that has one."""
+    rules = cast("Mapping[str, object]", error.schema)
+    described = str(rules.get("description", "")) if keyword == "pattern" else ""
+    rule = error.validator_value
+    return described or f"{keyword} {shorten(rule if isinstance(rule, str) else _text(rule))}"
+
+
+def _text(value: object) -> str:
+    """A value as JSON writes it; no key or text of it can look like another line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _unknown_properties(error: ValidationError) -> Iterator[str]:

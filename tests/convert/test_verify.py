@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -28,11 +29,13 @@ from tiny_release import (
     write_json,
 )
 
+from sam3d_gguf.convert import products as products_module
 from sam3d_gguf.convert import verify as verify_module
 from sam3d_gguf.convert.gguf_format import string
 from sam3d_gguf.convert.release import convert_body, convert_mhr
 from sam3d_gguf.convert.verify import Verification, verify
 from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.extractors.litter import scratch_folder
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.documents import validate
 from sam3d_gguf.schemas.errors import InputError
@@ -183,17 +186,16 @@ def test_an_incomplete_release_that_says_it_is_complete_is_found(
 
 # The manifest
 
-# Nothing in the files tells these; the manifest's own SHA-256 covers them.
-FREE = {
-    "/tool/version",
-    "/sources/name",
+# Nothing but the manifest tells these; its own SHA-256 covers them.
+FREE = {"/tool/version", "/sources/name"}
+# Nothing in the files tells these, but the legacy files do.
+FREE_OF_FILES = FREE | {
     "/safetensors/bytes",
     "/safetensors/tensors",
     "/left_out",
     "/left_out/role",
     "/left_out/what",
     "/left_out/reason",
-    "/notes",
 }
 
 
@@ -254,31 +256,55 @@ def choose(places: list[Place]) -> list[Place]:
     return [p for found in by_path.values() for p in chooser.sample(found, min(len(found), 4))]
 
 
+@pytest.mark.parametrize("with_sources", [False, True])
 @pytest.mark.parametrize("layout", ["single", "components"])
-def test_every_edit_of_the_manifest_is_found_but_of_what_no_file_tells(
-    layout: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+def test_every_edit_of_the_manifest_is_found_but_of_what_nothing_tells(
+    layout: str,
+    with_sources: bool,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     release: Release = request.getfixturevalue(layout)
-    manifest = remembered(release, monkeypatch)
+    sources = [CHECKPOINT, ASSET] if with_sources else []
     document = release.document()
-    assert problems_in(manifest(document)) == []
     unnoticed: set[str] = set()
 
-    for container, key, path in choose(list(places_in(document))):
-        before = container[key]
-        container[key] = other(before)
-        if not problems_in(manifest(document)):
-            unnoticed.add(path)
-        container[key] = before
+    with contextlib.ExitStack() as stack:
+        manifest = remembered(release, sources, monkeypatch, stack)
+        assert problems_in(manifest(document)) == []
+        for container, key, path in choose(list(places_in(document))):
+            before = container[key]
+            container[key] = other(before)
+            if not problems_in(manifest(document)):
+                unnoticed.add(path)
+            container[key] = before
 
-    # Components don't name the sizes of their sources.
-    free = FREE if layout == "single" else FREE | {"/sources/bytes"}
+    free = FREE if with_sources else FREE_OF_FILES
+    if layout == "components":
+        # Components don't name the sizes of their sources, and the configuration is none here. An
+        # archive could have names that look like numbers.
+        free = free | ({"/sources/bytes"} if with_sources else {"/sources/bytes", "/notes"})
     assert unnoticed <= free, unnoticed - free
 
 
-def remembered(release: Release, monkeypatch: pytest.MonkeyPatch) -> Callable[[Json], Verification]:
-    """Verify the release by other manifests, reading its files only once."""
-    reports = {file.name: file for file in verify([release.manifest]).files}
+def remembered(
+    release: Release,
+    sources: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    stack: contextlib.ExitStack,
+) -> Callable[[Json], Verification]:
+    """Verify the release by other manifests, reading its files and sources only once."""
+    products: dict[Path, Any] = {}
+
+    def products_from_source(model: Any, path: Path, *_: Any, **options: Any) -> Any:
+        if path not in products:
+            scratch = stack.enter_context(scratch_folder(release.folder.parent))
+            found = products_module.products_from_source(model, path, scratch, **options)
+            products[path] = stack.enter_context(found)
+        return contextlib.nullcontext(products[path])
+
+    monkeypatch.setattr(verify_module, "products_from_source", products_from_source)
+    reports = {file.name: file for file in verify([release.manifest], sources=sources).files}
 
     def verify_file(file: Any, _: object) -> Any:
         report = reports[file.path.name]
@@ -288,12 +314,65 @@ def remembered(release: Release, monkeypatch: pytest.MonkeyPatch) -> Callable[[J
         path = release.folder / "edited.json"
         try:
             write_json(path, document)
-            return verify([path])
+            return verify([path], sources=sources)
         finally:
             path.unlink()
 
     monkeypatch.setattr(verify_module, "verify_file", verify_file)
     return run
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2J", "a\nerror: another line", "\u202e", "the archive has no joint_names", "x"]
+)
+def test_texts_that_no_conversion_writes_are_found(copy: Release, text: str) -> None:
+    changes: list[Callable[[Json], object]] = [
+        lambda d: d["notes"].append(text),
+        lambda d: d["left_out"].append({"role": "body.checkpoint", "what": "a", "reason": text}),
+        lambda d: d["left_out"].append({"role": "body.checkpoint", "what": text, "reason": "a"}),
+    ]
+    for change in changes if not text.isprintable() else changes[:1]:
+        document = copy.document()
+        change(document)
+        write_json(copy.folder / "edited.json", document)
+        found = problems_of(copy.folder / "edited.json")
+        assert found
+        assert all(line.isprintable() for line in found)
+
+
+def test_a_note_is_needed_once(copy: Release) -> None:
+    (note,) = copy.document()["notes"]
+    for notes, words in (([], "does not note"), ([note, note], "its files do not give")):
+        document = {**copy.document(), "notes": notes}
+        write_json(copy.folder / "edited.json", document)
+        (line,) = problems_of(copy.folder / "edited.json")
+        assert words in line
+
+
+# The words of problems
+
+
+def test_problems_are_lines_in_terms_of_the_file(copy: Release) -> None:
+    """No escaped line ends, no names of the legacy file's tensors, no file named twice."""
+
+    def shorten(parts: Gguf) -> None:
+        del parts.tensors["mesh.texcoord_faces"]
+
+    def index(parts: Gguf) -> None:
+        parts.values("mesh.texcoord_faces")[0, 0] = 10**6
+
+    for change in (shorten, index):
+        before = copy.mhr.read_bytes()
+        forge(copy.mhr, change)
+        fit_manifest(copy)
+        found = problems_of(copy.manifest)
+        copy.mhr.write_bytes(before)
+        assert found
+        for line in found:
+            assert "\n" not in line
+            assert str(copy.folder) not in line
+            assert "character_torch" not in line
+            assert "None" not in line
 
 
 def test_entries_more_and_less_are_found(copy: Release) -> None:
@@ -388,6 +467,21 @@ def test_paths_that_do_not_go_together_are_an_error(single: Release) -> None:
         verify([])
     with pytest.raises(InputError, match="1 of them manifests"):
         verify([single.manifest, single.body])
+
+
+def test_a_proof_of_one_file_is_none_of_another_of_its_name(
+    single: Release, other_mhr: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    namesake = Path(shutil.copy(other_mhr, tmp_path / "other" / single.mhr.name))
+
+    for paths in ([single.mhr, namesake], [single.mhr, single.mhr]):
+        with pytest.raises(InputError, match="two of the files have this name"):
+            verify(paths, sources=[ASSET])
+    renamed = namesake.rename(tmp_path / "2.gguf")
+    result = verify([single.mhr, renamed], sources=[ASSET])
+    assert result.proven == {"mhr.gguf"}
+    assert "origin of 2.gguf not proven" in result.verdict
 
 
 def test_pinned_is_not_taken_from_the_manifest(copy: Release) -> None:
