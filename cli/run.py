@@ -83,7 +83,9 @@ class InferenceChoice(StrEnum):
 MhrOption = Annotated[Path, typer.Option(help="The MHR GGUF.")]
 BackendOption = Annotated[BackendChoice, typer.Option(help="Where to compute.")]
 DeviceOption = Annotated[int, typer.Option(help="Index among the backend's devices.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU backend.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(help="Threads of the CPU backend; one for each core if not given.")
+]
 ExpectOption = Annotated[
     str | None, typer.Option(help="Refuse to run unless the device has this name.")
 ]

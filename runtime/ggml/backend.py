@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, get_args
 
+from sam3d_gguf.runtime.ggml.cores import usable_cores
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import SET_THREADS, DeviceProperties
 from sam3d_gguf.runtime.ggml.host_memory import (
@@ -29,8 +30,6 @@ BackendName = Literal["cpu", "vulkan"]
 DeviceType = Literal["cpu", "gpu", "integrated gpu", "accelerator", "meta"]
 
 MAX_THREADS = 512
-DEFAULT_THREADS = 4
-"""What GGML's CPU backend starts where nothing else is asked for."""
 
 _DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")
 _REGISTRY_NAMES: dict[str, BackendName] = {"CPU": "cpu", "Vulkan": "vulkan"}
@@ -114,12 +113,17 @@ class Backend:
         self.precision: Precision = precision
         self.files = (*library.files, module) if module else library.files
         self.accelerator: Accelerator | None = None
-        self._threads = DEFAULT_THREADS if device.backend == "cpu" else 1
+        self._threads = 1
         self._checked = threading.local()
         require_memory(HEADROOM, "the backend")
         self.address = library.pointer("ggml_backend_dev_init", device.address, None)
         self.buffer_type = library.pointer("ggml_backend_dev_buffer_type", device.address)
         self.max_buffer_size = int(library.call("ggml_backend_buft_get_max_size", self.buffer_type))
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute; 1 on a GPU, where the caller's waits."""
+        return self._threads
 
     def set_threads(self, threads: int) -> None:
         """Sets the number of threads of the CPU backend.
@@ -226,7 +230,7 @@ def open_backend(
 
     Args:
         device: index among the backend's devices.
-        threads: of the CPU backend; None leaves GGML's default of 4.
+        threads: of the CPU backend; None is one for each core that this process may use.
         precision: `strict-f32` computes every product in F32; `fast` lets the device use the
             weights' own type and narrower arithmetic.
         expect_device: the name or description that the device must have.
@@ -259,8 +263,9 @@ def open_backend(
     try:
         if backend == "cpu":
             opened.accelerate()
-        if threads is not None and backend == "cpu":
-            opened.set_threads(threads)
+        if backend == "cpu":
+            cores = min(usable_cores(), MAX_THREADS)
+            opened.set_threads(cores if threads is None else threads)
     except BackendError:
         opened.close()
         raise
