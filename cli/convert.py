@@ -36,12 +36,16 @@ app = new_app("Convert legacy checkpoints to GGUF files and their manifest.")
 
 
 CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", help="The legacy file (model.ckpt, mhr_model.pt).")
+    Path | None,
+    typer.Option(
+        "--checkpoint", readable=False, help="The legacy file (model.ckpt, mhr_model.pt)."
+    ),
 ]
 ExtractionOption = Annotated[
     Path | None,
     typer.Option(
         "--extraction",
+        readable=False,
         help="A folder made by sam3d-extract; with --checkpoint, it is checked against that.",
     ),
 ]
@@ -50,11 +54,14 @@ PrecisionOption = Annotated[
     typer.Option("--precision", help="source keeps BF16 (default of single); f32 widens exactly."),
 ]
 ManifestOption = Annotated[
-    Path | None, typer.Option("--manifest", help="The manifest; default: beside the output.")
+    Path | None,
+    typer.Option("--manifest", readable=False, help="The manifest; default: beside the output."),
 ]
 KeepOption = Annotated[
     Path | None,
-    typer.Option("--keep-safetensors", help="Keep the safetensors and their report here."),
+    typer.Option(
+        "--keep-safetensors", readable=False, help="Keep the safetensors and their report here."
+    ),
 ]
 
 
@@ -67,18 +74,26 @@ def options(version: VersionOption = False) -> None:
 def body(
     out: Annotated[
         Path,
-        typer.Option("--out", help="The GGUF file; with --layout components, a new folder."),
+        typer.Option(
+            "--out", readable=False, help="The GGUF file; with --layout components, a new folder."
+        ),
     ],
     checkpoint: CheckpointOption = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", help="model_config.yaml; default: beside the checkpoint or one level up."
+            "--config",
+            readable=False,
+            help="model_config.yaml; default: beside the checkpoint or one level up.",
         ),
     ] = None,
     mhr: Annotated[
         Path | None,
-        typer.Option("--mhr", help="mhr_model.pt (or its extraction): written as mhr.gguf beside."),
+        typer.Option(
+            "--mhr",
+            readable=False,
+            help="mhr_model.pt (or its extraction): written as mhr.gguf beside.",
+        ),
     ] = None,
     extraction: ExtractionOption = None,
     layout: Annotated[
@@ -113,7 +128,7 @@ def body(
 
 @app.command()
 def mhr(
-    out: Annotated[Path, typer.Option("--out", help="The GGUF file.")],
+    out: Annotated[Path, typer.Option("--out", readable=False, help="The GGUF file.")],
     checkpoint: CheckpointOption = None,
     extraction: ExtractionOption = None,
     precision: PrecisionOption = None,

@@ -32,9 +32,14 @@ from sam3d_gguf.extractors.sandbox.job import SandboxKind
 app = new_app("Extract legacy checkpoints to safetensors, in a sandbox and without running them.")
 
 CheckpointArgument = Annotated[
-    Path, typer.Option("--checkpoint", help="The legacy file (model.ckpt, mhr_model.pt).")
+    Path,
+    typer.Option(
+        "--checkpoint", readable=False, help="The legacy file (model.ckpt, mhr_model.pt)."
+    ),
 ]
-OutOption = Annotated[Path, typer.Option("--out", help="A new folder for the safetensors.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", readable=False, help="A new folder for the safetensors.")
+]
 
 
 @app.callback()

@@ -34,7 +34,9 @@ _CHARACTERS = 100
 
 @app.command(cls=Command)
 def show(
-    file: Annotated[Path, typer.Argument(help="The file; a legacy one is read in the sandbox.")],
+    file: Annotated[
+        Path, typer.Argument(readable=False, help="The file; a legacy one is read in the sandbox.")
+    ],
     sandbox: SandboxOption = "bubblewrap",
     base: BaseOption = None,
     json: JsonOption = False,

@@ -38,16 +38,21 @@ class LimitsChoice(StrEnum):
 
 @app.command(cls=Command)
 def parity(
-    reference: Annotated[list[Path], typer.Option(help="Reference safetensors; repeatable.")],
-    candidate: Annotated[Path, typer.Option(help="The safetensors under test.")],
-    rules: Annotated[Path, typer.Option(help="The declared limits, rules.json.")],
+    reference: Annotated[
+        list[Path], typer.Option(readable=False, help="Reference safetensors; repeatable.")
+    ],
+    candidate: Annotated[Path, typer.Option(readable=False, help="The safetensors under test.")],
+    rules: Annotated[Path, typer.Option(readable=False, help="The declared limits, rules.json.")],
     limits: Annotated[
         LimitsChoice,
         typer.Option(help="'free-running' for a run that used its own hand boxes."),
     ] = LimitsChoice.plain,
-    report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(readable=False, help="Write the JSON report here.")
+    ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with the error of every stage here.")
+        Path | None,
+        typer.Option(readable=False, help="Write a page with the error of every stage here."),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,

@@ -80,7 +80,7 @@ class InferenceChoice(StrEnum):
     hand = "hand"
 
 
-MhrOption = Annotated[Path, typer.Option(help="The MHR GGUF.")]
+MhrOption = Annotated[Path, typer.Option(readable=False, help="The MHR GGUF.")]
 BackendOption = Annotated[BackendChoice, typer.Option(help="Where to compute.")]
 DeviceOption = Annotated[int, typer.Option(help="Index among the backend's devices.")]
 ThreadsOption = Annotated[
@@ -95,7 +95,9 @@ PrecisionOption = Annotated[
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="Hash all of the models' data before the run.")
 ]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for the files; made if missing.")]
+OutOption = Annotated[
+    Path | None, typer.Option(readable=False, help="Folder for the files; made if missing.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -125,9 +127,9 @@ def devices(
 
 @app.command()
 def body(
-    model: Annotated[Path, typer.Option(help="The Body GGUF.")],
+    model: Annotated[Path, typer.Option(readable=False, help="The Body GGUF.")],
     mhr: MhrOption,
-    image: Annotated[Path | None, typer.Option(help="JPEG, PNG or WebP.")] = None,
+    image: Annotated[Path | None, typer.Option(readable=False, help="JPEG, PNG or WebP.")] = None,
     bbox: Annotated[
         list[str] | None, typer.Option(help="x0,y0,x1,y1 in pixels; repeatable, one a person.")
     ] = None,
@@ -135,7 +137,8 @@ def body(
         str | None, typer.Option(help="fx,fy,cx,cy in pixels; a default is assumed without it.")
     ] = None,
     mask: Annotated[
-        list[Path] | None, typer.Option(help="Silhouette image; repeatable, one a box.")
+        list[Path] | None,
+        typer.Option(readable=False, help="Silhouette image; repeatable, one a box."),
     ] = None,
     inference_type: Annotated[
         InferenceChoice, typer.Option(help="full refines hands; hand sees right hands alone.")
@@ -143,11 +146,16 @@ def body(
     features_only: Annotated[
         bool, typer.Option("--features-only", help="Pose token and pred_cam_t alone.")
     ] = False,
-    batch: Annotated[Path | None, typer.Option(help="JSON list of photos to run.")] = None,
-    cases: Annotated[
-        Path | None, typer.Option(help="Compute single components from these recorded inputs.")
+    batch: Annotated[
+        Path | None, typer.Option(readable=False, help="JSON list of photos to run.")
     ] = None,
-    taps: Annotated[Path | None, typer.Option(help="Write all intermediates here.")] = None,
+    cases: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="Compute single components from these recorded inputs."),
+    ] = None,
+    taps: Annotated[
+        Path | None, typer.Option(readable=False, help="Write all intermediates here.")
+    ] = None,
     out: OutOption = None,
     backend: BackendOption = BackendChoice.cpu,
     device: DeviceOption = 0,
@@ -202,8 +210,12 @@ def body(
 @app.command()
 def mhr(
     mhr: MhrOption,
-    params: Annotated[Path, typer.Option(help="Parameters, .json or .npz; rows are bodies.")],
-    out: Annotated[Path, typer.Option(help="Folder for the files; made if missing.")],
+    params: Annotated[
+        Path, typer.Option(readable=False, help="Parameters, .json or .npz; rows are bodies.")
+    ],
+    out: Annotated[
+        Path, typer.Option(readable=False, help="Folder for the files; made if missing.")
+    ],
     backend: BackendOption = BackendChoice.cpu,
     device: DeviceOption = 0,
     threads: ThreadsOption = None,

@@ -33,7 +33,9 @@ _SHOWN = 20
 
 @app.command(cls=Command)
 def check(
-    paths: Annotated[list[Path], typer.Argument(help="A manifest.json, or GGUF files.")],
+    paths: Annotated[
+        list[Path], typer.Argument(readable=False, help="A manifest.json, or GGUF files.")
+    ],
     expect_sha256: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +46,9 @@ def check(
     source: Annotated[
         list[Path] | None,
         typer.Option(
-            "--source", help="A legacy file: every tensor is derived from it again. Repeatable."
+            "--source",
+            readable=False,
+            help="A legacy file: every tensor is derived from it again. Repeatable.",
         ),
     ] = None,
     sandbox: SandboxOption = "bubblewrap",

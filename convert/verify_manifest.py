@@ -150,6 +150,8 @@ def _note_problems(manifest: Manifest, claims: Sequence[Claims]) -> Iterator[str
             certain += map(numbered_note, own.provenance.numbered)
     if manifest.layout == "single":
         possible = certain
+    if len(claims) < len(manifest.files):
+        return  # a file that can't be read is the problem, not what it would have told
     for note in certain:
         if note not in manifest.notes:
             yield f"the manifest does not note: {note}"

@@ -134,6 +134,37 @@ def test_wrong_options_end_with_2(command: str, arguments: Sequence[str]) -> Non
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own files of others")
+def test_files_that_may_not_be_read_are_refused_in_our_words(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    os.chown(secret, 12345, 12345)
+    # Root without the right to read everything.
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    for command, arguments in (
+        ("sam3d-inspect", [secret]),
+        ("sam3d-verify", [secret]),
+        ("sam3d-extract", ["body", "--checkpoint", secret, "--out", tmp_path / "x"]),
+        ("sam3d-convert", ["body", "--checkpoint", secret, "--out", tmp_path / "x.gguf"]),
+        ("sam3d-convert", [*BODY, "--mhr", secret, "--out", tmp_path / "x.gguf"]),
+    ):
+        ended = subprocess.run(
+            [*without, BIN / command, *arguments], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (2, "")
+        expected = f"error: {secret}: the file can't be opened: Permission denied"
+        assert ended.stderr.startswith(expected), ended.stderr
+
+
+@pytest.mark.parametrize("command", APPS)
+def test_values_that_are_empty_are_refused(command: str) -> None:
+    for arguments, name in ((["--base", ""], "--base"), (["--base="], "--base"), ([""], "an arg")):
+        ended = run(command, *arguments)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith(f"error: {name}")
+        assert ended.err.endswith("the value is empty\n")
+
+
 def test_an_image_without_docker_is_refused() -> None:
     for command, arguments in (
         ("sam3d-inspect", (CHECKPOINT,)),
