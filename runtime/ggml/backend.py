@@ -12,6 +12,8 @@ from sam3d_gguf.runtime.ggml.cores import usable_cores
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import SET_THREADS, DeviceProperties
 from sam3d_gguf.runtime.ggml.host_memory import (
+    BLAS_LIBRARY,
+    BLAS_THREAD,
     HEADROOM,
     available_memory,
     require_memory,
@@ -156,6 +158,7 @@ class Backend:
         Raises:
             BackendError: the module is there and does not load.
         """
+        require_memory(HEADROOM + BLAS_LIBRARY, "BLAS")
         module = load_blas_module(self.library)
         if module is None or self.accelerator is not None:
             return
@@ -190,7 +193,8 @@ class Backend:
         Raises:
             BackendError: this machine has no memory or threads for it.
         """
-        require_memory(HEADROOM, "the next step")
+        blas = 0 if self.accelerator is None else BLAS_THREAD * self._threads
+        require_memory(HEADROOM + blas, "the next step")
         # OpenMP keeps the threads that it has started for a thread.
         if not getattr(self._checked, "threads", False):
             require_threads(self._threads - 1)

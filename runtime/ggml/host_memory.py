@@ -17,6 +17,15 @@ from sam3d_gguf.runtime.ggml.errors import BackendError
 HEADROOM = 64 << 20
 """Bytes that must be free when libggml builds or computes a graph: its contexts and work buffers."""
 
+BLAS_THREAD = 144 << 20
+"""Bytes for each thread of OpenBLAS. Refused, it asks again and again, and never ends.
+
+Its buffer is 32 << 22 bytes on x86-64 (OpenBLAS, `common_x86_64.h`), less elsewhere.
+"""
+
+BLAS_LIBRARY = 2 * BLAS_THREAD
+"""Bytes of address space that loading OpenBLAS takes, with its first buffer."""
+
 _NO_LIMIT = 1 << 62
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PROCESS = Path("/proc/self")

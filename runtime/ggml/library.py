@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -10,6 +11,7 @@ import logging
 import os
 import re
 import stat
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +34,9 @@ STRICT_VULKAN_ENVIRONMENT = {
     "GGML_VK_DISABLE_COOPMAT": "1",
     "GGML_VK_DISABLE_COOPMAT2": "1",
 }
+
+# OpenBLAS makes the buffers of all its threads as it is loaded; their number is set afterwards.
+BLAS_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 _LOGGER = logging.getLogger("sam3d_gguf.ggml")
 # What libggml calls an error ends in one of ours, which is enough for a user.
@@ -149,6 +154,21 @@ def load_vulkan_module(library: Library, precision: Precision) -> LibraryFile:
     return file
 
 
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Sets variables for what is loaded in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def load_blas_module(library: Library) -> LibraryFile | None:
     """Registers the BLAS backend, which `just setup-blas` builds; None where it did not run.
 
@@ -160,9 +180,10 @@ def load_blas_module(library: Library) -> LibraryFile | None:
         return None
     _check_trusted(path)
     file = LibraryFile(path, _sha256(path))
-    loaded = library.call("ggml_backend_reg_by_name", b"BLAS") or library.call(
-        "ggml_backend_load", os.fsencode(path)
-    )
+    loaded = library.call("ggml_backend_reg_by_name", b"BLAS")
+    if not loaded:
+        with _environment(BLAS_ENVIRONMENT):
+            loaded = library.call("ggml_backend_load", os.fsencode(path))
     if not loaded:
         raise BackendError(
             "the BLAS backend does not load",

@@ -67,7 +67,8 @@ def run(
 
 
 def test_little_memory_ends_in_a_sentence(model_files: tuple[Path, Path], tmp_path: Path) -> None:
-    found = run([*range(20, 160, 10), 4000], 1, model_files, tmp_path)
+    # With OpenBLAS installed the limit is higher, by its buffers.
+    found = run([*range(20, 160, 10), *range(160, 480, 40), 4000], 1, model_files, tmp_path)
     assert found[-1] == (0, "")
     refused = [err for code, err in found if code]
     assert len(refused) >= 6
