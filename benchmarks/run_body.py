@@ -50,9 +50,9 @@ AGREEMENT = 1e-3
 """Largest difference of any field, relative to the field's largest magnitude."""
 
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "eager attention": ("--attention", "eager"),
+    "eager": ("--attention", "eager"),
     "SDPA": (),
-    "SDPA, compiled": ("--compile",),
+    "SDPA-compiled": ("--compile",),
 }
 
 
