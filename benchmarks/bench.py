@@ -37,13 +37,13 @@ class Inputs:
     mhr: Path
 
 
-def inputs(cache: Path) -> Inputs:
-    """Generate the files once."""
+def inputs(cache: Path, python: Path = ORACLE) -> Inputs:
+    """Generate the files once, with the PyTorch of an interpreter."""
     made = Inputs(cache / "model.ckpt", cache / "mhr_model.pt")
     for path, script in ((made.checkpoint, "make_full_body.py"), (made.mhr, "make_full_mhr.py")):
         if not path.exists():
             subprocess.run(
-                [ORACLE, ROOT / "tests" / "oracle" / script, "--out", path.parent], check=True
+                [python, ROOT / "tests" / "oracle" / script, "--out", path.parent], check=True
             )
     return made
 

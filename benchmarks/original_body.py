@@ -1,14 +1,17 @@
-"""The original SAM 3D Body on CPU in F32, as a program that answers timed requests (`serve`).
+"""The original SAM 3D Body in PyTorch, as a program that answers timed requests (`serve`).
 
     python -m benchmarks.original_body SAM_3D_BODY DINOV3 FILES [--attention eager|sdpa]
-        [--compile] [--threads N]
+        [--compile] [--threads N] [--device cpu|cuda] [--precision f32|bf16]
 
 SAM_3D_BODY and DINOV3 are checkouts of the original's two repositories, which this program imports
 and does not copy; FILES is a folder with model.ckpt, model_config.yaml and mhr_model.pt. What is
-changed, all of it outside of the measured arithmetic: `cuda` becomes the CPU; the backbone comes
-from the checkout and not from the network; the configuration asks for F32; the one class of torchvision
-that it uses is stood in for; and MHR is `original_mhr.PlainMhr`, because
-the generated archive has tensors and no function.
+changed, all of it outside of the measured arithmetic: on the CPU, `cuda` becomes the CPU; the backbone
+comes from the checkout and not from the network; for F32, the configuration asks for it; the one class
+of torchvision that it uses is stood in for; and MHR is `original_mhr.PlainMhr`, because the generated
+archive has tensors and no function.
+
+F32 is without TF32. BF16 is what the original's configuration asks for, a backbone in BF16, and the
+decoders' layers under autocast besides.
 """
 
 import argparse
@@ -28,8 +31,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import serve
 from benchmarks.original_mhr import PlainMhr
+from benchmarks.stages import StageClock
 
-COMPILED = ("backbone.encoder.blocks", "decoder.layers", "decoder_hand.layers")
+DECODERS = ("decoder.layers", "decoder_hand.layers")
+COMPILED = ("backbone.encoder.blocks", *DECODERS)
 
 
 class ToTensor:
@@ -52,12 +57,15 @@ def stand_in() -> None:
         sys.modules[module.__name__] = module
 
 
-def load(body: Path, dinov3: Path, files: Path) -> tuple[Any, Any]:
-    """The original's estimator and its MHR, in F32 on the CPU."""
+def load(
+    body: Path, dinov3: Path, files: Path, device: str, precision: str, clock: StageClock
+) -> tuple[Any, Any]:
+    """The original's estimator and its MHR, its stages measured by the clock."""
     sys.path[:0] = [str(body), str(dinov3)]
     importlib.import_module("pytorch_lightning")  # which looks for torchvision, before the stand-in
     stand_in()
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    if device == "cpu":
+        torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
     import sam_3d_body.build_models as build  # type: ignore[import-not-found]
     import sam_3d_body.models.meta_arch.sam3d_body as model_module  # type: ignore[import-not-found]
@@ -85,14 +93,39 @@ def load(body: Path, dinov3: Path, files: Path) -> tuple[Any, Any]:
     read_archive, read_config, move = torch.jit.load, build.get_config, model_module.recursive_to
     torch.hub.load = local_hub  # type: ignore[assignment]
     torch.jit.load = plain_mhr  # type: ignore[assignment]
-    build.get_config = float32_config
-    model_module.recursive_to = estimator.recursive_to = to_cpu
+    if precision == "f32":
+        build.get_config = float32_config
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+    if device == "cpu":
+        model_module.recursive_to = estimator.recursive_to = to_cpu
     model, config = build.load_sam_3d_body(
-        str(files / "model.ckpt"), "cpu", str(files / "mhr_model.pt")
+        str(files / "model.ckpt"), device, str(files / "mhr_model.pt")
     )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if precision == "bf16":
+        for name in DECODERS:
+            for layer in model.get_submodule(name):
+                layer.forward = torch.autocast(device, torch.bfloat16)(layer.forward)
+    measure(clock, model, model_module, estimator)
     return estimator.SAM3DBodyEstimator(model, config), model.head_pose.mhr
+
+
+def measure(clock: StageClock, model: Any, model_module: Any, estimator: Any) -> None:
+    """Let the clock measure the stages."""
+
+    def kind(*_: Any, decoder_type: str = "body") -> str | None:
+        return "hands" if decoder_type == "hand" else None
+
+    clock.wrap(estimator, "prepare_batch", "crop")
+    clock.wrap(model_module, "prepare_batch", "hands", whole=True)
+    clock.wrap(model, "forward_step", kind, whole=True)
+    for name in ("data_preprocess", "get_ray_condition", "_get_decoder_condition"):
+        clock.wrap(model, name, "crop")
+    clock.wrap(model.backbone, "forward", "backbone")
+    clock.wrap(model, "forward_decoder", "decoder")
+    clock.wrap(model.head_pose, "mhr_forward", "mhr")
 
 
 def compile_layers(model: Any) -> None:
@@ -113,20 +146,28 @@ def main() -> None:
     parser.add_argument("--attention", choices=("eager", "sdpa"), default="sdpa")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
+    device = options.device
+    clock = StageClock(torch.cuda.synchronize) if device == "cuda" else StageClock()
     started = time.perf_counter()
     with redirect_stdout(sys.stderr):
-        estimator, mhr = load(options.body, options.dinov3, options.files)
+        estimator, mhr = load(
+            options.body, options.dinov3, options.files, device, options.precision, clock
+        )
     loaded = time.perf_counter() - started
     if options.compile:
         compile_layers(estimator.model)
     image, box = serve.photo(), np.array(serve.BOX, np.float32)
     intrinsics = torch.tensor([serve.INTRINSICS])
     backends = [SDPBackend.MATH] if options.attention == "eager" else None
-    inputs = {name: torch.from_numpy(array) for name, array in serve.mhr_inputs().items()}
-    hidden = torch.relu(torch.linspace(-1, 1, mhr.dense.shape[1]))[None]
+    inputs = {
+        name: torch.from_numpy(array).to(device) for name, array in serve.mhr_inputs().items()
+    }
+    hidden = torch.relu(torch.linspace(-1, 1, mhr.dense.shape[1], device=device))[None]
 
     def estimate(kind: str) -> serve.Arrays:
         with redirect_stdout(sys.stderr):
@@ -144,11 +185,11 @@ def main() -> None:
     @torch.no_grad()
     def decode() -> serve.Arrays:
         vertices, states = mhr(**inputs)
-        return {"vertices": vertices.numpy(), "states": states.numpy()}
+        return {"vertices": vertices.cpu().numpy(), "states": states.cpu().numpy()}
 
     @torch.no_grad()
     def product() -> serve.Arrays:
-        return {"offsets": mhr.product(hidden).numpy()}
+        return {"offsets": mhr.product(hidden).cpu().numpy()}
 
     tasks = {
         "body": lambda: chosen("body"),
@@ -156,7 +197,7 @@ def main() -> None:
         "mhr": decode,
         "product": product,
     }
-    serve.serve(tasks, {"load_seconds": loaded, "pytorch": torch.__version__})
+    serve.serve(tasks, {"load_seconds": loaded, "pytorch": torch.__version__}, clock)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The product as a program that answers timed requests (`serve`).
 
-python -m benchmarks.product_body BODY_GGUF MHR_GGUF [--threads N]
+python -m benchmarks.product_body BODY_GGUF MHR_GGUF [--threads N] [--backend cpu|vulkan]
+    [--precision strict-f32|fast]
 """
 
 import argparse
@@ -11,10 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import serve
+from benchmarks.stages import StageClock
 from sam3d_gguf.extractors.extraction import Model
-from sam3d_gguf.runtime.body.estimator import InferenceType
+from sam3d_gguf.runtime.body.estimator import Estimator, InferenceType
 from sam3d_gguf.runtime.body.model import BodyModel
+from sam3d_gguf.runtime.body.neural_network import GgmlBodyNetwork
 from sam3d_gguf.runtime.body.neural_parts import Network, Parts
+from sam3d_gguf.runtime.body.passes import Passes
+from sam3d_gguf.runtime.body.pose_head import PoseHead
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.loading import load_weights
@@ -52,15 +57,35 @@ def float32_bytes(paths: tuple[tuple[Path, Model], ...]) -> int:
     return sum(tensor.elements * (1 if tensor.type == "I8" else 4) for tensor in tensors)
 
 
+def staged() -> StageClock:
+    """A clock of the stages; the product's calls return when their work is done."""
+    clock = StageClock()
+    clock.wrap(Estimator, "_hand_pass", "hands", whole=True)
+    clock.wrap(Passes, "features", "crop")
+    clock.wrap(GgmlBodyNetwork, "image_features", "backbone")
+    clock.wrap(GgmlBodyNetwork, "decode", "decoder")
+    clock.wrap(PoseHead, "pose", "mhr")
+    return clock
+
+
 def main() -> None:
     """Load, then answer requests."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("body", type=Path)
     parser.add_argument("mhr", type=Path)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--backend", choices=("cpu", "vulkan"), default="cpu")
+    parser.add_argument("--precision", choices=("strict-f32", "fast"), default="strict-f32")
     options = parser.parse_args()
+    clock = staged()
     started = time.perf_counter()
-    with BodyModel.load(options.body, mhr=options.mhr, threads=options.threads) as model:
+    with BodyModel.load(
+        options.body,
+        mhr=options.mhr,
+        threads=options.threads,
+        backend=options.backend,
+        precision=options.precision,
+    ) as model:
         loaded = time.perf_counter() - started
         product = Product(model.backend, options.mhr)
         image, inputs = serve.photo(), serve.mhr_inputs()
@@ -77,6 +102,8 @@ def main() -> None:
         facts = {
             "load_seconds": loaded,
             "accelerator": None if accelerator is None else accelerator.name,
+            "device": model.backend.device.description,
+            "libraries": {file.path.name: file.sha256 for file in model.backend.files},
             "float32_weight_bytes": float32_bytes(((options.body, "body"), (options.mhr, "mhr"))),
         }
         tasks: dict[str, serve.Task] = {
@@ -85,7 +112,7 @@ def main() -> None:
             "mhr": decode,
             "product": product,
         }
-        serve.serve(tasks, facts)
+        serve.serve(tasks, facts, clock)
         product.close()
 
 

@@ -95,12 +95,12 @@ class Program:
         self.facts: dict[str, Any] = self._answer()
         self.start_seconds = time.perf_counter() - started
 
-    def ask(self, task: str, out: Path | None = None) -> dict[str, float]:
+    def ask(self, task: str, out: Path | None = None, *, stages: bool = False) -> dict[str, Any]:
         """One request and its answer, with the cores that other processes took meanwhile."""
         if self._process.stdin is None:
             raise RuntimeError(f"{self.name} takes no requests")
         began, busy, own = time.perf_counter(), _busy_seconds(), self._own_seconds()
-        document = {"task": task, "out": None if out is None else str(out)}
+        document = {"task": task, "out": None if out is None else str(out), "stages": stages}
         print(json.dumps(document), file=self._process.stdin, flush=True)
         answer = self._answer()
         elapsed = time.perf_counter() - began

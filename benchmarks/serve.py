@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.stages import StageClock
+
 Arrays = dict[str, npt.NDArray[Any]]
 Task = Callable[[], Arrays]
 
@@ -50,11 +52,14 @@ def mhr_inputs() -> Arrays:
     }
 
 
-def serve(tasks: Mapping[str, Task], facts: Mapping[str, Any]) -> None:
+def serve(
+    tasks: Mapping[str, Task], facts: Mapping[str, Any], clock: StageClock | None = None
+) -> None:
     """Say `facts` once loaded, then answer `{"task": ..., "out": path or null}` until input ends.
 
     An answer holds `seconds` and `cpu_seconds`, of the task alone, and `file_seconds`, until its
     arrays were written to `out` as .npz. `{"task": "memory"}` is answered with the peak resident bytes so far.
+    A request with `"stages": true` is answered with the clock's `stages` too.
     """
     _say(facts)
     for line in sys.stdin:
@@ -62,6 +67,9 @@ def serve(tasks: Mapping[str, Task], facts: Mapping[str, Any]) -> None:
         if request["task"] == "memory":
             _say({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
             continue
+        staged = clock if request.get("stages") else None
+        if staged is not None:
+            staged.start()
         started, cpu = time.perf_counter(), time.process_time()
         arrays = tasks[request["task"]]()
         ended, cpu = time.perf_counter(), time.process_time() - cpu
@@ -73,6 +81,7 @@ def serve(tasks: Mapping[str, Task], facts: Mapping[str, Any]) -> None:
                 "seconds": ended - started,
                 "cpu_seconds": cpu,
                 "file_seconds": written - started,
+                "stages": {} if staged is None else staged.stop(),
             }
         )
 

@@ -18,6 +18,7 @@ _Detail = Callable[[str, Tensor], Tensor]
 
 EPSILON = 1e-5
 BLOCKS_PER_GRAPH = 4
+"""On the CPU; on a GPU the blocks share one graph, so that the tokens stay in its memory."""
 
 
 def backbone_features(
@@ -47,7 +48,7 @@ def backbone_features(
         taps("backbone.rope_sin", sine)
         taps("backbone.rope_cos", cosine)
     prefix = 1 + dimensions.storage_tokens
-    for first in range(0, dimensions.depth, BLOCKS_PER_GRAPH):
+    for first in range(0, dimensions.depth, run.blocks_per_graph):
         tokens = run.blocks(first, tokens, _signed_sine(sine, prefix), _prefixed(cosine, prefix))
     features = tokens[:, prefix:].reshape(len(image), *grid, dimensions.channels)
     if taps is not None:
@@ -119,6 +120,8 @@ class _Run:
         self._dimensions = dimensions
         self._grid = grid
         self._taps = taps
+        cpu = parts.backend.device.backend == "cpu"
+        self.blocks_per_graph = BLOCKS_PER_GRAPH if cpu else dimensions.depth
 
     def embed(self, patches: FloatArray) -> FloatArray:
         """Patches to the tokens cls, storage, patches: [B, tokens, C]."""
@@ -157,7 +160,7 @@ class _Run:
     ) -> FloatArray:
         """The blocks from `first` that share a graph, and the final norm after the last one."""
         depth = self._dimensions.depth
-        last = min(first + BLOCKS_PER_GRAPH, depth)
+        last = min(first + self.blocks_per_graph, depth)
 
         def build(network: Network) -> None:
             x = network.tensors["tokens"]

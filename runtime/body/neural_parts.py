@@ -90,6 +90,7 @@ class Parts:
 
     def __init__(self, store: WeightStore, backend: Backend) -> None:
         self.store = store
+        self.backend = backend
         self.graphs = Graphs(backend)
         self._cancelled = threading.Event()
 

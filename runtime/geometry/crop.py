@@ -255,6 +255,9 @@ def _tap(photo: Uint8, x: Int32, y: Int32, weight: Int32) -> Int32:
 
 def normalize(image: Uint8, mean: Float32, deviation: Float32) -> Float32:
     """[B, H, W, 3] uint8 to [B, 3, H, W] float32: (x / 255 - mean) / deviation by channel."""
-    scaled = image.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
-    shape = (1, 3, 1, 1)
-    return np.ascontiguousarray((scaled - mean.reshape(shape)) / deviation.reshape(shape))
+    values = np.arange(256, dtype=np.float32) / np.float32(255)
+    table: Float32 = (values - mean[:, None]) / deviation[:, None]
+    planes = np.empty((len(image), 3, *image.shape[1:3]), np.float32)
+    for channel, known in enumerate(table):
+        planes[:, channel] = known[image[..., channel]]
+    return planes

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sam3d_gguf.runtime.geometry.arrays import Float32, Float64, Int32
+from sam3d_gguf.runtime.geometry.arrays import Float32, Float64, Int32, cross
 from sam3d_gguf.runtime.geometry.rotations import (
     matrix_columns_from_xyz,
     matrix_from_quaternion,
@@ -174,11 +174,11 @@ def _composed(left: Float64, right: Float64) -> Float64:
     lq, rq = (_unit(state[..., 3:7]) for state in (left, right))
     axis, scalar = lq[..., :3], lq[..., 3:]
     moved = right[..., :3]
-    side = np.cross(axis, moved)
-    turned = moved + 2 * (side * scalar + np.cross(axis, side))
+    side = cross(axis, moved)
+    turned = moved + 2 * (side * scalar + cross(axis, side))
     result = np.empty_like(right)
     result[..., :3] = left[..., :3] + left[..., 7:] * turned
-    vector = scalar * rq[..., :3] + rq[..., 3:] * axis + np.cross(axis, rq[..., :3])
+    vector = scalar * rq[..., :3] + rq[..., 3:] * axis + cross(axis, rq[..., :3])
     result[..., 3:6] = vector
     result[..., 6] = scalar[..., 0] * rq[..., 3] - (axis * rq[..., :3]).sum(axis=-1)
     result[..., 7] = left[..., 7] * right[..., 7]

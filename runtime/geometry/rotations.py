@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from sam3d_gguf.runtime.geometry.arrays import Float32
+from sam3d_gguf.runtime.geometry.arrays import Float32, cross
 
 Convention = Literal["xyz", "ZYX", "XZY"]
 _NORMALIZE_EPSILON = 1e-12
@@ -29,7 +29,7 @@ def normalized(vectors: Float32) -> Float32:
 def quaternion_product(left: Float32, right: Float32) -> Float32:
     """Hamilton product of [..., 4] quaternions; the result is not normalised."""
     product = np.empty(np.broadcast_shapes(left.shape, right.shape), np.float32)
-    side = np.cross(left[..., :3], right[..., :3])
+    side = cross(left[..., :3], right[..., :3])
     product[..., :3] = left[..., 3:] * right[..., :3] + right[..., 3:] * left[..., :3] + side
     dot = (left[..., :3] * right[..., :3]).sum(axis=-1)
     product[..., 3] = left[..., 3] * right[..., 3] - dot
@@ -131,7 +131,7 @@ def matrix_from_6d(values: Float32) -> Float32:
     b1 = normalized(first)
     dot = (b1 * second).sum(axis=-1, keepdims=True)
     b2 = normalized(second - dot * b1)
-    return np.stack([b1, b2, np.cross(b1, b2)], axis=-1)
+    return np.stack([b1, b2, cross(b1, b2)], axis=-1)
 
 
 def xyz_from_6d(values: Float32) -> Float32:
@@ -141,8 +141,8 @@ def xyz_from_6d(values: Float32) -> Float32:
     cos(y) falls under 1e-6 the z angle is 0.
     """
     x_axis = normalized(values[..., :3])
-    z_axis = normalized(np.cross(x_axis, values[..., 3:]))
-    y_axis = np.cross(z_axis, x_axis)
+    z_axis = normalized(cross(x_axis, values[..., 3:]))
+    y_axis = cross(z_axis, x_axis)
     cosine = np.sqrt(x_axis[..., 0] * x_axis[..., 0] + x_axis[..., 1] * x_axis[..., 1])
     singular = cosine < np.float32(_SINGULAR_SINE)
     x = np.where(

@@ -99,6 +99,7 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_scale": (_P, (_P, _P, _F)),
     "ggml_soft_max_ext": (_P, (_P, _P, _P, _F, _F)),
     "ggml_flash_attn_ext": (_P, (_P, _P, _P, _P, _P, _F, _F, _F)),
+    "ggml_flash_attn_ext_set_prec": (_U, (_P, _I)),
     "ggml_relu": (_P, (_P, _P)),
     "ggml_gelu_erf": (_P, (_P, _P)),
     "ggml_swiglu_split": (_P, (_P, _P, _P)),

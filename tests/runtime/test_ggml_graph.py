@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3d_gguf.runtime.ggml.backend import open_backend
+from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.graph import MAX_TENSORS, Arena, FloatArray, Graph, GraphBuilder
 from sam3d_gguf.runtime.ggml.library import load_library
@@ -157,6 +157,32 @@ def test_graphs_of_one_arena_take_turns(arena: Arena) -> None:
         np.testing.assert_array_equal(small.run({"0": a})["y"], np.maximum(-a, 0))
         expected = softmax(np.maximum(b, 0) * np.float32(2))
         np.testing.assert_allclose(large.run({"0": b})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+class CountingArena(Arena):
+    """Notes which graphs it measures, which it does before it places them."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.measured: list[int] = []
+
+    def _measure(self, graph: Graph) -> int:
+        found = super()._measure(graph)
+        self.measured.append(found)
+        return found
+
+
+def test_graphs_keep_their_places_until_the_buffer_grows() -> None:
+    with open_backend(load_library()) as backend:
+        arena = CountingArena(backend)
+        graphs = [build(arena, [(rows, 8)], lambda g, t: g.scale(t[0], 2)) for rows in (4, 64)]
+        for _ in range(3):
+            for graph, rows in zip(graphs, (4, 64), strict=True):
+                graph.run({"0": normal(rows, 8)})
+        small, large, *again = arena.measured
+        assert small < large
+        assert again == [small]
+        arena.close()
 
 
 def test_taps_are_results_only_of_a_tapped_graph(arena: Arena) -> None:

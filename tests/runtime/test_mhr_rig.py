@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sam3d_gguf.runtime.geometry.arrays import cross
 from sam3d_gguf.runtime.geometry.mhr_rig import (
     MhrRig,
     global_states,
@@ -94,3 +96,12 @@ def test_influences_may_come_unsorted_and_vertices_may_have_none() -> None:
 def test_rest_pose_has_no_pose_features() -> None:
     features = pose_features(np.zeros((1, 889), np.float32))
     np.testing.assert_array_equal(features, np.zeros((1, 750)))
+
+
+@pytest.mark.parametrize("type_", [np.float32, np.float64])
+def test_cross_products_are_those_of_numpy_bit_for_bit(type_: type[np.floating[Any]]) -> None:
+    rng = np.random.default_rng(5)
+    one, other = rng.normal(size=(5, 127, 3)).astype(type_), rng.normal(size=(127, 3)).astype(type_)
+    found = cross(one, other)
+    assert found.dtype == type_
+    assert found.tobytes() == np.cross(one, other).tobytes()
