@@ -18,6 +18,7 @@ class Limits:
         stack: values on the pickle machine's stack.
         memo: entries of the pickle machine's memo.
         globals: different globals that one pickle names.
+        calls: calls that one pickle asks for, all of which are kept.
         text_bytes: encoded size of one string, global name or line.
         integer_bytes: size of one integer.
         nesting: depth of the object tree that is walked.
@@ -37,6 +38,7 @@ class Limits:
     stack: int = 500_000
     memo: int = 500_000
     globals: int = 16_384
+    calls: int = 131_072
     text_bytes: int = 1 << 20
     integer_bytes: int = 128
     nesting: int = 200

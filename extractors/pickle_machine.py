@@ -357,6 +357,8 @@ class _Machine:
 
     def push_call(self, function: Value, arguments: tuple[Value, ...]) -> None:
         found = Object(function, arguments)
+        if len(self.calls) == self.limits.calls:
+            raise _Malformed(f"asks for more than {self.limits.calls} calls")
         self.calls.append(found)
         self.push(found)
 

@@ -283,6 +283,7 @@ def test_malformed_pickles_are_refused(data: bytes, reason: str) -> None:
     ("limits", "data"),
     [
         (Limits(opcodes=100), b"N0" * 50 + b"N."),
+        (Limits(calls=100), b"N" + b"cos\nsystem\n)R0" * 101 + b"."),
         (Limits(stack=50), b"(" + b"N" * 51 + b"t."),
         (Limits(globals=2), b"cm\na\n0cm\nb\n0cm\nc\n."),
         (Limits(memo=10), b"N" + b"\x94" * 11 + b"."),
