@@ -27,7 +27,7 @@ from sam3d_gguf.cli.terminal import (
     reporting,
 )
 from sam3d_gguf.convert.binding import Precision
-from sam3d_gguf.convert.manifest import Layout, Manifest
+from sam3d_gguf.convert.manifest import CALL_NOT_MADE, Layout, Manifest
 from sam3d_gguf.convert.release import convert_body, convert_mhr
 from sam3d_gguf.convert.request import Request
 from sam3d_gguf.extractors.progress import Progress
@@ -182,6 +182,9 @@ def _print(manifest: Manifest, request: Request) -> None:
     out.print(f"{manifest.status}, {manifest.origin}; precision {manifest.precision}")
     if manifest.layout == "components":
         out.print(f"native contract: {manifest.native_contract}")
+    for item in manifest.left_out:
+        if item.reason == CALL_NOT_MADE:
+            out.print(f"warning: {cell(item.role)}: {cell(item.what)}: {CALL_NOT_MADE}")
     for note in manifest.notes:
         out.print(f"note: {cell(note)}")
     out.print(f"manifest: {cell(str(request.manifest_path))}")

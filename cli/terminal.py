@@ -115,8 +115,14 @@ def choose_sandbox(kind: SandboxKind, base: str | None) -> SandboxChoice:
 
 @contextlib.contextmanager
 def reporting(debug: bool) -> Generator[None]:
-    """Turn errors into a message on standard error and exit code 2; SIGTERM ends tidily too."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    """Turn errors into a message on standard error and exit code 2; SIGTERM ends tidily too.
+
+    So does SIGHUP, which a closed terminal sends, unless it is ignored as `nohup` has it.
+    """
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if number == signal.SIGTERM or handler != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     sys.unraisablehook = _repeat_interrupt
     try:
         yield
@@ -128,7 +134,8 @@ def reporting(debug: bool) -> Generator[None]:
         _fail(f"internal error: {type(error).__name__}: {error}. Run again with --debug", debug)
     finally:
         sys.unraisablehook = sys.__unraisablehook__
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _repeat_interrupt(lost: sys.UnraisableHookArgs) -> None:

@@ -143,10 +143,14 @@ def numbered_note(what: str) -> str:
     return f"the archive has no {what}: they are numbers"
 
 
+_MAX_WHAT = 4096  # as the schema has it
+CALL_NOT_MADE = "a call that the pickle asks for: recorded, never made"
+
+
 def left_out_items(
     extraction: Extraction, tensors: Mapping[str, LeftOut]
 ) -> tuple[ManifestLeftOut, ...]:
-    """All that a source holds and no file of the release does.
+    """All that a source holds and no file of the release does, calls included.
 
     Args:
         extraction: of the source.
@@ -156,6 +160,10 @@ def left_out_items(
     return (
         *(ManifestLeftOut(role, name, tensor.reason) for name, tensor in tensors.items()),
         *(ManifestLeftOut(role, item.what, item.reason) for item in extraction.left_out),
+        *(
+            ManifestLeftOut(role, f"{name} x{count} at {path}"[:_MAX_WHAT], CALL_NOT_MADE)
+            for path, name, count in extraction.inert
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -556,8 +557,29 @@ def test_nothing_is_imported_that_only_some_runs_need() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_handler_of_a_signal_is_put_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     run("sam3d-inspect", CONFIG)
     assert signal.getsignal(number) is before
+
+
+def test_a_call_that_the_checkpoint_asks_for_is_told_and_recorded(tmp_path: Path) -> None:
+    hostile = tmp_path / "model.ckpt"
+    with zipfile.ZipFile(CHECKPOINT) as whole, zipfile.ZipFile(hostile, "w") as edited:
+        for member in whole.namelist():
+            data = whole.read(member)
+            if member.endswith("/data.pkl"):
+                # Behind the protocol's two bytes; the result is dropped.
+                data = data[:2] + b"cos\nsystem\nX\x04\0\0\0true\x85R0" + data[2:]
+            edited.writestr(member, data)
+    arguments = ("body", "--checkpoint", hostile, "--config", CONFIG, "--allow-unpinned", "--out")
+
+    ended = run("sam3d-convert", *arguments, tmp_path / "body.gguf")
+
+    told = " ".join(ended.out.split())
+    assert "warning: body.checkpoint: os.system x1 at (dropped)" in told, ended
+    left_out = json.loads((tmp_path / "manifest.json").read_text())["left_out"]
+    assert [item["what"] for item in left_out] == ["os.system x1 at (dropped)"]
+    verified = run("sam3d-verify", tmp_path / "manifest.json", "--source", hostile)
+    assert verified.code == 0, verified

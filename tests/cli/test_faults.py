@@ -189,7 +189,8 @@ def test_many_kills_leave_all_or_nothing_and_the_next_run_cleans_up(
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("single", signal.SIGINT), ("components", signal.SIGTERM)]
+    ("name", "number"),
+    [("single", signal.SIGINT), ("components", signal.SIGTERM), ("single", signal.SIGHUP)],
 )
 def test_an_interrupted_run_leaves_nothing(
     server: Server, duration: dict[str, float], tmp_path: Path, name: str, number: int
