@@ -65,7 +65,8 @@ class OpenedFile:
         """
         now = FileIdentity.of(self.fd)
         if now != self.identity:
-            raise self._changed(f": it had {self.size} bytes, now it has {now.size}")
+            sizes = f"it had {self.size} bytes, now it has {now.size}"
+            raise self._changed(f": {'its time differs' if now.size == self.size else sizes}")
 
     def assert_untouched(self) -> None:
         """Checks that nobody changed the file since it was opened, and set its time back.

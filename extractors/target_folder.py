@@ -71,12 +71,16 @@ class TargetFolder:
             return
         except OSError as error:
             raise output_error(error, destination) from error
-        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder"}
-        kind = kinds.get(stat.S_IFMT(status.st_mode), "a file")
+        kinds = {
+            stat.S_IFREG: "a file",
+            stat.S_IFLNK: "a symbolic link",
+            stat.S_IFDIR: "a folder",
+        }
+        kind = kinds.get(stat.S_IFMT(status.st_mode))
         raise OutputError(
-            f"the destination exists already: it is {kind}",
+            f"the destination exists already: it is {kind or 'a device, pipe or socket'}",
             where=str(destination),
-            action="Remove it, or choose another path",
+            action="Remove it, or choose another path" if kind else "Choose another path",
         )
 
     def check_space(self, destination: Path, size: int) -> None:
@@ -105,6 +109,12 @@ class TargetFolder:
                 return fd, None
             fd, name = create_locked(self.fd, destination.name, "part")
         except OSError as error:
+            if error.errno == errno.ENOENT:  # the folder is there: it is open
+                raise OutputError(
+                    "no file can be made in this folder",
+                    where=str(destination),
+                    action="Choose another folder",
+                ) from error
             raise output_error(error, destination) from error
         self._check_links(name, destination)
         return fd, name

@@ -117,8 +117,17 @@ def test_refusals_leave_no_descriptor_open(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("content", [b"Weights", b"weights, more of them", b""])
-def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "how"),
+    [
+        (b"Weights", "its time differs"),
+        (b"weights, more of them", "it had 7 bytes, now it has 21"),
+        (b"", "it had 7 bytes, now it has 0"),
+    ],
+)
+def test_a_source_that_changes_while_it_is_read_is_noticed(
+    tmp_path: Path, content: bytes, how: str
+) -> None:
     path = tmp_path / "model.ckpt"
     path.write_bytes(b"weights")
     # Away from now, since the clock of modification times may stand still for some milliseconds.
@@ -127,7 +136,7 @@ def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path: Path, conte
     with open_source(path) as file:
         file.assert_unchanged()
         path.write_bytes(content)
-        with pytest.raises(InputError, match="changed while it was read: it had 7 bytes"):
+        with pytest.raises(InputError, match=f"changed while it was read: {how}"):
             file.assert_unchanged()
 
 

@@ -688,3 +688,15 @@ def test_a_scratch_folder_goes_with_folders_that_nobody_may_read(tmp_path: Path)
             folder.chmod(0)
     assert list(tmp_path.iterdir()) == [outside]
     assert outside.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
+def test_nobody_is_told_to_remove_a_device(path: str) -> None:
+    with PublicationSet() as publications, pytest.raises(OutputError, match="a device") as caught:
+        publications.create(Path(path))
+    assert "Remove" not in str(caught.value)
+
+
+def test_a_folder_that_takes_no_files_is_not_called_missing() -> None:
+    with PublicationSet() as publications, pytest.raises(OutputError, match="no file can be made"):
+        publications.create(Path("/proc/model.gguf"))
