@@ -35,6 +35,8 @@ from sam3d_gguf.extractors.progress import Progress
 app = new_app("Convert legacy checkpoints to GGUF files and their manifest.")
 
 
+_SHOWN = 12
+
 CheckpointOption = Annotated[
     Path | None,
     typer.Option(
@@ -182,9 +184,11 @@ def _print(manifest: Manifest, request: Request) -> None:
     out.print(f"{manifest.status}, {manifest.origin}; precision {manifest.precision}")
     if manifest.layout == "components":
         out.print(f"native contract: {manifest.native_contract}")
-    for item in manifest.left_out:
-        if item.reason == CALL_NOT_MADE:
-            out.print(f"warning: {cell(item.role)}: {cell(item.what)}: {CALL_NOT_MADE}")
+    calls = [item for item in manifest.left_out if item.reason == CALL_NOT_MADE]
+    for item in calls[:_SHOWN]:
+        out.print(f"warning: {cell(item.role)}: {cell(item.what)}: {CALL_NOT_MADE}")
+    if len(calls) > _SHOWN:
+        out.print(f"warning: and {len(calls) - _SHOWN} more such calls; the manifest has them all")
     for note in manifest.notes:
         out.print(f"note: {cell(note)}")
     out.print(f"manifest: {cell(str(request.manifest_path))}")

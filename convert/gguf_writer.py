@@ -10,8 +10,6 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from sam3d_gguf.convert.gguf_format import (
     ALIGNMENT_KEY,
@@ -32,6 +30,7 @@ from sam3d_gguf.convert.gguf_format import (
 )
 from sam3d_gguf.extractors.hashing import Digest, ParallelHasher, Progress, Readable
 from sam3d_gguf.extractors.publication import ExpectedRegion, Publication, SealedFile
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 
@@ -134,7 +133,7 @@ def _nbytes(spec: GgufTensorSpec) -> int:
     return tensor_bytes(spec.shape, spec.type, f"tensor {spec.name[:80]!r}")
 
 
-class GgufWriter:
+class GgufWriter(Closing):
     """Fills a publication with a GGUF file.
 
         with GgufWriter(publication, layout) as writer:
@@ -222,13 +221,6 @@ class GgufWriter:
         self._publication.write_at(0, layout.header)
         return self._publication.seal(layout.regions(self.sha256), progress)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._hasher.__exit__(kind, error, traceback)
+    def close(self) -> None:
+        """Ends the hashing; the publication stays open."""
+        self._hasher.close()

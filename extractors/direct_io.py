@@ -12,10 +12,9 @@ import errno
 import mmap
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.schemas.closing import Closing
 
 ALIGNMENT = 4096
 """Of offsets, sizes and memory: enough for the devices in use, and EINVAL tells where it is not."""
@@ -44,7 +43,7 @@ def forget(fd: int, offset: int = 0, size: int = 0) -> None:
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
 
-class StreamWriter:
+class StreamWriter(Closing):
     """Writes a file in large aligned pieces, on a thread, while the caller makes the next one.
 
         with StreamWriter(fd, reopen_direct(fd, os.O_WRONLY)) as writer:
@@ -161,19 +160,8 @@ class StreamWriter:
             os.close(self._direct)
             self._direct = None
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class DiskSource(ByteSource):
+class DiskSource(ByteSource, Closing):
     """Reads a file from front to back from the disk itself, not from the kernel's memory of it.
 
     Only `pread_into` does; it is made for reads that follow one another, and fetches what comes next
@@ -243,14 +231,3 @@ class DiskSource(ByteSource):
         direct, self._direct = self._direct, None
         if direct is not None:
             os.close(direct)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -7,10 +7,9 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 # O_NONBLOCK: opening a named pipe must not wait for its writer. O_NOCTTY: nor a terminal become ours.
@@ -33,7 +32,7 @@ class FileIdentity:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class OpenedFile:
+class OpenedFile(Closing):
     """A regular file, open for reading until `close` or the end of a `with` block.
 
     Attributes:
@@ -95,17 +94,6 @@ class OpenedFile:
     def close(self) -> None:
         """Closes the descriptor."""
         os.close(self.fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_source(path: str | os.PathLike[str]) -> OpenedFile:

@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
 from sam3d_gguf.extractors.byte_source import ByteSource
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 BLOCK_BYTES = 16 << 20
@@ -54,7 +54,7 @@ class FileDigests:
     regions: tuple[str, ...]
 
 
-class ParallelHasher:
+class ParallelHasher(Closing):
     """Updates digests on `lanes` threads, each in the order it was given its work.
 
     A lane may be used for many digests; a digest must stay on one lane. Data given to `update`
@@ -109,15 +109,8 @@ class ParallelHasher:
         while pending:
             pending.pop().result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends the threads; what is waiting is not hashed."""
         for executor in self._executors:
             executor.shutdown(wait=True, cancel_futures=True)
 

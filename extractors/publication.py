@@ -24,8 +24,6 @@ import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sam3d_gguf.extractors.direct_io import DiskSource, StreamWriter, forget, reopen_direct
 from sam3d_gguf.extractors.files import OpenedFile
@@ -38,6 +36,7 @@ from sam3d_gguf.extractors.litter import (
     sweep,
 )
 from sam3d_gguf.extractors.target_folder import TargetFolder, output_error
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError, OutputError
 
 
@@ -254,7 +253,7 @@ def _covered(regions: Sequence[ExpectedRegion]) -> int:
     return position
 
 
-class PublicationSet:
+class PublicationSet(Closing):
     """Files that appear together, in the order in which they were created."""
 
     def __init__(self) -> None:
@@ -376,15 +375,8 @@ class PublicationSet:
             except OSError as error:
                 raise output_error(error, folder.path) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends it: what is not committed is gone."""
         for publication in self._publications:
             publication.close()
         for folder in self._folders:

@@ -12,8 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.safetensors_format import read_header
 from sam3d_gguf.runtime.output import publish
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 Array = NDArray[Any]
@@ -58,7 +58,7 @@ class TensorEntry:
         return math.prod(self.shape)
 
 
-class TensorFile:
+class TensorFile(Closing):
     """A safetensors file that stays open for reading.
 
     Attributes:
@@ -123,17 +123,6 @@ class TensorFile:
     def close(self) -> None:
         """Close the file; safe to call twice."""
         self.opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def write_tensors(

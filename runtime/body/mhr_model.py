@@ -10,7 +10,6 @@ import threading
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +25,7 @@ from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.weights import Weights
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 CHUNK = 16
@@ -35,7 +35,7 @@ _BYTES_A_VERTEX = 5 * 3 * 4
 """Of a body's results: two meshes, both again while they are joined, and one as a file."""
 
 
-class MhrModel:
+class MhrModel(Closing):
     """A loaded MHR. Calls from several threads run one after another; close it with `with`."""
 
     def __init__(self, weights: Weights, backend: Backend, *, owns_backend: bool = False) -> None:
@@ -136,17 +136,6 @@ class MhrModel:
         with self._lock:
             self._closed = True
             self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _numbers(values: ArrayLike, what: str) -> Float32:

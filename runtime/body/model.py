@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -46,6 +45,7 @@ from sam3d_gguf.runtime.images import read_photo
 from sam3d_gguf.runtime.loading import check_companion, load_weights
 from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.runtime.weights import Weights
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 Photo = str | PathLike[str] | Uint8
@@ -54,7 +54,7 @@ MIN_SIDE = 1.0
 """Smallest side of a box, pixels."""
 
 
-class BodyModel:
+class BodyModel(Closing):
     """A loaded Body model and its MHR.
 
     Calls from several threads run one after another. Close it with `with` or `close`.
@@ -240,17 +240,6 @@ class BodyModel:
         with self._lock:
             self._closed = True
             self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         if self._closed:

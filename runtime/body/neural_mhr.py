@@ -6,9 +6,6 @@ those of the GGUF.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import numpy as np
 
 from sam3d_gguf.runtime.body.neural import FloatArray
@@ -17,10 +14,11 @@ from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.graph import Graph
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.weights import Weights
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import ContractError
 
 
-class GgmlMhrProducts:
+class GgmlMhrProducts(Closing):
     """The products of MHR on one device. See `MhrProducts` for the methods.
 
     Not safe for concurrent calls, except `cancel`.
@@ -108,17 +106,6 @@ class GgmlMhrProducts:
     def close(self) -> None:
         """Frees graphs and weights; the backend stays open."""
         self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _shapes_last(weights: Weights, name: str) -> FloatArray:

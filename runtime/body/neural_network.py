@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import numpy as np
 
 from sam3d_gguf.runtime.body.neural import (
@@ -31,9 +28,10 @@ from sam3d_gguf.runtime.body.neural_prompts import SUFFIX, Encoders
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.graph import Graph
 from sam3d_gguf.runtime.weights import Weights
+from sam3d_gguf.schemas.closing import Closing
 
 
-class GgmlBodyNetwork:
+class GgmlBodyNetwork(Closing):
     """The neural parts of SAM 3D Body on one device. See `BodyNetwork` for the methods.
 
         with GgmlBodyNetwork(backend, weights, decoder_heads=8) as network:
@@ -196,14 +194,3 @@ class GgmlBodyNetwork:
     def close(self) -> None:
         """Frees graphs and weights; the backend stays open."""
         self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

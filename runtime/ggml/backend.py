@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 from sam3d_gguf.runtime.ggml.cores import usable_cores
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import SET_THREADS, DeviceProperties
 from sam3d_gguf.runtime.ggml.host_memory import (
-    BLAS_LIBRARY,
     BLAS_THREAD,
     HEADROOM,
     available_memory,
@@ -27,6 +25,7 @@ from sam3d_gguf.runtime.ggml.library import (
     load_blas_module,
     load_vulkan_module,
 )
+from sam3d_gguf.schemas.closing import Closing
 
 BackendName = Literal["cpu", "vulkan"]
 DeviceType = Literal["cpu", "gpu", "integrated gpu", "accelerator", "meta"]
@@ -99,7 +98,7 @@ class Accelerator:
     address: int
 
 
-class Backend:
+class Backend(Closing):
     """One device, ready to compute. Not safe for concurrent use; close it with `with`.
 
     Attributes:
@@ -158,7 +157,6 @@ class Backend:
         Raises:
             BackendError: the module is there and does not load.
         """
-        require_memory(HEADROOM + BLAS_LIBRARY, "BLAS")
         module = load_blas_module(self.library)
         if module is None or self.accelerator is not None:
             return
@@ -208,17 +206,6 @@ class Backend:
         if self.address:
             self.library.call("ggml_backend_free", self.address)
             self.address = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_backend(

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, LOG_CALLBACK
+from sam3d_gguf.runtime.ggml.host_memory import BLAS_LIBRARY, HEADROOM, require_memory
 from sam3d_gguf.schemas.strict_json import shorten
 
 GGML_VERSION = "0.15.3"
@@ -173,7 +174,7 @@ def load_blas_module(library: Library) -> LibraryFile | None:
     """Registers the BLAS backend, which `just setup-blas` builds; None where it did not run.
 
     Raises:
-        BackendError: others can write to the module, or it does not load.
+        BackendError: others can write to the module, it does not load, or has no memory.
     """
     path = library.directory / BLAS_MODULE
     if not path.exists():
@@ -182,6 +183,7 @@ def load_blas_module(library: Library) -> LibraryFile | None:
     file = LibraryFile(path, _sha256(path))
     loaded = library.call("ggml_backend_reg_by_name", b"BLAS")
     if not loaded:
+        require_memory(HEADROOM + BLAS_LIBRARY, "BLAS")
         with _environment(BLAS_ENVIRONMENT):
             loaded = library.call("ggml_backend_load", os.fsencode(path))
     if not loaded:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, TENSOR_ALIGNMENT, InitParams
 from sam3d_gguf.runtime.ggml.host_memory import HEADROOM, require_memory
 from sam3d_gguf.runtime.weights import FILE_TYPES, Weights, WeightTensor
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import ContractError
 
 GGML_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "I8": 24, "I32": 26, "BF16": 30}
@@ -72,7 +72,7 @@ class _Widening:
         return halves.reshape(-1).view(np.float32)
 
 
-class WeightStore:
+class WeightStore(Closing):
     """The tensors that a model's graphs read, on the device, loaded once.
 
     Where the device can compute on host memory, tensors that keep their type are used in the
@@ -234,14 +234,3 @@ class WeightStore:
         self._buffers.clear()
         self._contexts.clear()
         self._tensors.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

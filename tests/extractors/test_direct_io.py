@@ -53,11 +53,25 @@ def refuse_direct(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
 REFUSALS = ["never", "at opening", "at transfers"]
 
 
-def test_this_file_system_has_direct_transfers(fd: int) -> None:
-    direct = reopen_direct(fd, os.O_RDONLY)
-    if direct is None:
-        pytest.skip("not here: the other tests show the ordinary way only")
-    os.close(direct)
+def test_only_whole_aligned_blocks_are_transferred_directly(
+    fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An ordinary descriptor in the place of a direct one, so that it holds on any file system.
+    stand_in = os.open(tmp_path / "file", os.O_WRONLY)
+    written: list[tuple[bool, int, int]] = []
+    pwrite = os.pwrite
+
+    def record(target: int, data: memoryview, offset: int) -> int:
+        written.append((target == stand_in, offset, len(data)))
+        return pwrite(target, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", record)
+    with StreamWriter(fd, stand_in) as writer:
+        writer.write_at(ALIGNMENT - 5, memoryview(bytes(2 * ALIGNMENT)))
+        writer.flush()
+
+    head, middle, tail = ALIGNMENT - 5, ALIGNMENT, 2 * ALIGNMENT
+    assert written == [(False, head, 5), (True, middle, ALIGNMENT), (False, tail, ALIGNMENT - 5)]
 
 
 @pytest.mark.parametrize("how", REFUSALS)
