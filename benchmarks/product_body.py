@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from benchmarks import serve
 from benchmarks.stages import StageClock
-from sam3d_gguf.extractors.extraction import Model
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.runtime.body.estimator import Estimator, InferenceType
 from sam3d_gguf.runtime.body.model import BodyModel
 from sam3d_gguf.runtime.body.neural_network import GgmlBodyNetwork

@@ -12,8 +12,11 @@ from rich.table import Table
 from sam3d_gguf.cli.entry import printing
 from sam3d_gguf.cli.terminal import (
     BaseOption,
+    CheckpointDirOption,
     DebugOption,
     JsonOption,
+    MogeOption,
+    PartsOption,
     SandboxOption,
     UnpinnedOption,
     VersionOption,
@@ -25,11 +28,13 @@ from sam3d_gguf.cli.terminal import (
     print_json,
     progress_bars,
     reporting,
+    split_parts,
 )
 from sam3d_gguf.convert.binding import Precision
 from sam3d_gguf.convert.manifest import CALL_NOT_MADE, Layout, Manifest
+from sam3d_gguf.convert.objects import ObjectsRequest, convert_objects
 from sam3d_gguf.convert.release import convert_body, convert_mhr
-from sam3d_gguf.convert.request import Request
+from sam3d_gguf.convert.request import MANIFEST_NAME, Request
 from sam3d_gguf.extractors.progress import Progress
 
 app = new_app("Convert legacy checkpoints to GGUF files and their manifest.")
@@ -157,19 +162,56 @@ def mhr(
         _convert(convert_mhr, request, json)
 
 
+@app.command()
+def objects(
+    checkpoint_dir: CheckpointDirOption,
+    out: Annotated[
+        Path, typer.Option("--out", readable=False, help="A new folder for the GGUF files.")
+    ],
+    parts: PartsOption = None,
+    moge: MogeOption = None,
+    precision: Annotated[
+        Precision, typer.Option("--precision", help="source keeps F16; f32 widens exactly.")
+    ] = "source",
+    allow_unpinned: UnpinnedOption = False,
+    sandbox: SandboxOption = "bubblewrap",
+    base: BaseOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Convert SAM 3D Objects: each part to a file of its own."""
+    with reporting(debug):
+        request = ObjectsRequest(
+            checkpoint_dir=checkpoint_dir,
+            out=out,
+            parts=split_parts(parts),
+            moge=moge,
+            precision=precision,
+            allow_unpinned=allow_unpinned,
+            sandbox=choose_sandbox(sandbox, base),
+        )
+        with progress_bars() as progress:
+            manifest = convert_objects(request, progress)
+        _show(manifest, out / MANIFEST_NAME, json)
+
+
 def _convert(
     convert: Callable[[Request, Progress], Manifest], request: Request, json: bool
 ) -> None:
     with progress_bars() as progress:
         manifest = convert(request, progress)
+    _show(manifest, request.manifest_path, json)
+
+
+def _show(manifest: Manifest, path: Path, json: bool) -> None:
     with printing(complete=True):
         if json:
             print_json(manifest.to_document())
         else:
-            _print(manifest, request)
+            _print(manifest, path)
 
 
-def _print(manifest: Manifest, request: Request) -> None:
+def _print(manifest: Manifest, path: Path) -> None:
     table = Table("file", "architecture", "tensors", "bytes", "published hash")
     for file in manifest.files:
         table.add_row(
@@ -191,7 +233,7 @@ def _print(manifest: Manifest, request: Request) -> None:
         out.print(f"warning: and {len(calls) - _SHOWN} more such calls; the manifest has them all")
     for note in manifest.notes:
         out.print(f"note: {cell(note)}")
-    out.print(f"manifest: {cell(str(request.manifest_path))}")
+    out.print(f"manifest: {cell(str(path))}")
 
 
 def main() -> None:

@@ -11,8 +11,11 @@ from rich.table import Table
 from sam3d_gguf.cli.entry import printing
 from sam3d_gguf.cli.terminal import (
     BaseOption,
+    CheckpointDirOption,
     DebugOption,
     JsonOption,
+    MogeOption,
+    PartsOption,
     SandboxOption,
     UnpinnedOption,
     VersionOption,
@@ -24,9 +27,12 @@ from sam3d_gguf.cli.terminal import (
     print_json,
     progress_bars,
     reporting,
+    split_parts,
 )
+from sam3d_gguf.convert.objects import ObjectsRequest, extract_objects
 from sam3d_gguf.convert.release import extract_to_folder
-from sam3d_gguf.extractors.extraction import REPORT, Extraction, Model
+from sam3d_gguf.extractors.extraction import REPORT, Extraction
+from sam3d_gguf.extractors.models import Model, part
 from sam3d_gguf.extractors.sandbox.job import SandboxKind
 
 app = new_app("Extract legacy checkpoints to safetensors, in a sandbox and without running them.")
@@ -73,6 +79,38 @@ def mhr(
 ) -> None:
     """Extract MHR (mhr_model.pt)."""
     _extract("mhr", checkpoint, out, allow_unpinned, sandbox, base, json, debug)
+
+
+@app.command()
+def objects(
+    checkpoint_dir: CheckpointDirOption,
+    out: OutOption,
+    parts: PartsOption = None,
+    moge: MogeOption = None,
+    allow_unpinned: UnpinnedOption = False,
+    sandbox: SandboxOption = "bubblewrap",
+    base: BaseOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Extract SAM 3D Objects: each part to a folder of its own."""
+    with reporting(debug):
+        request = ObjectsRequest(
+            checkpoint_dir=checkpoint_dir,
+            out=out,
+            parts=split_parts(parts),
+            moge=moge,
+            allow_unpinned=allow_unpinned,
+            sandbox=choose_sandbox(sandbox, base),
+        )
+        with progress_bars() as progress:
+            done = extract_objects(request, progress)
+        with printing(complete=True):
+            if json:
+                print_json([extraction.to_document() for extraction in done.values()])
+                return
+            for model, extraction in done.items():
+                _print(extraction, out / part(model))
 
 
 def _extract(

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -74,6 +75,28 @@ UnpinnedOption = Annotated[
     bool,
     typer.Option("--allow-unpinned", help="Accept files that this tool has no pin for; recorded."),
 ]
+
+CheckpointDirOption = Annotated[
+    Path,
+    typer.Option(
+        "--checkpoint-dir",
+        readable=False,
+        help="The folder of SAM 3D Objects' checkpoints, their YAML files and pipeline.yaml.",
+    ),
+]
+PartsOption = Annotated[
+    str | None,
+    typer.Option("--parts", help="Names of parts with commas between; default: all of them."),
+]
+MogeOption = Annotated[
+    Path | None,
+    typer.Option("--moge", readable=False, help="The depth model's model.pt, a part too."),
+]
+
+
+def split_parts(parts: str | None) -> tuple[str, ...] | None:
+    """The names that `--parts` gives."""
+    return None if parts is None else tuple(name.strip() for name in parts.split(","))
 
 
 def new_app(text: str) -> typer.Typer:

@@ -11,13 +11,14 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from sam3d_gguf.convert.contract_types import (
     ContractData,
     Dimension,
+    Layout,
     LeftOut,
     RuleSpec,
     Semantics,
@@ -73,6 +74,8 @@ class BoundTensor:
         shape: PyTorch order.
         rules: every value rule, that floats are finite included.
         note: anything a reader should know, or "".
+        stored_shape: in the GGUF, PyTorch order.
+        layout: how the GGUF stores it, where not as the source does.
     """
 
     name: str
@@ -83,6 +86,8 @@ class BoundTensor:
     shape: tuple[int, ...]
     rules: tuple[Rule, ...]
     note: str
+    stored_shape: tuple[int, ...]
+    layout: Layout | None
 
     @property
     def gguf_dtype(self) -> str:
@@ -116,12 +121,14 @@ class BoundContract:
         dims: value of every dimension (of every one that its parts need).
         tensors: the tensors by source name, in contract order.
         left_out: the tensors of the source that the GGUF does not hold, by source name.
+        shared: the keys of tensors that are stored once.
     """
 
     contract: ContractData
     dims: Mapping[str, int]
     tensors: Mapping[str, BoundTensor]
     left_out: Mapping[str, LeftOut]
+    shared: frozenset[str] = frozenset()
 
     @property
     def is_official(self) -> bool:
@@ -151,7 +158,15 @@ class BoundContract:
         """Returns all metadata that changes results: the constants and the bound dimensions."""
         dims = (d for d in self.contract.dimensions if d.key is not None and d.name in self.dims)
         bound = (Semantics(str(d.key), "uint32", self.dims[d.name]) for d in dims)
-        return (*self.contract.semantics, *bound)
+        shared = (Semantics(s.key, "bool", s.key in self.shared) for s in self.contract.shared)
+        return (*self.contract.semantics, *bound, *shared)
+
+    def sharing(self, keys: frozenset[str]) -> BoundContract:
+        """Returns the contract with the tensors of these keys of `shared` stored once."""
+        out = {n: t for n in self.tensors if (t := _left_out_as(self.contract, n, keys))}
+        kept = {name: tensor for name, tensor in self.tensors.items() if name not in out}
+        left_out = {**self.left_out, **out}
+        return replace(self, tensors=MappingProxyType(kept), left_out=left_out, shared=keys)
 
     def value_rules(self) -> ValueRules:
         """Returns a fresh check of all value rules."""
@@ -173,6 +188,7 @@ def bind(
     where: str = "tensors",
     precision: Precision | None = None,
     parts: frozenset[str] | None = None,
+    shared: frozenset[str] = frozenset(),
 ) -> BoundContract:
     """Binds a contract to tensors; see `Contract.bind` and `Contract.bind_gguf`.
 
@@ -184,11 +200,14 @@ def bind(
         where: what errors call the tensors.
         precision: set where the tensors are those of a GGUF, by GGUF name and type.
         parts: the parts of the model that are present; all by default.
+        shared: the keys of tensors that a GGUF holds once.
 
     Raises:
         BindingError: one error with everything that is wrong.
     """
     entries = [e for e in contract.entries if parts is None or parts & set(e.parts)]
+    if precision is not None:
+        entries = [e for e in entries if _left_out_as(contract, e.source, frozenset()) is None]
     search = _Search(contract, entries, tensors, given, by_gguf_name=precision is not None)
     dims = {d.name: d.official for d in contract.dimensions} if official else search.dimensions()
     problems = _dimension_problems(contract, dims, given)
@@ -196,14 +215,18 @@ def bind(
         # Unbounded dimensions must not be expanded into names.
         raise BindingError(problems, contract=contract.name, where=where)
     expected = _expand(contract, entries, dims)
+    if precision is not None:
+        expected = [e for e in expected if _left_out_as(contract, e.source_name, shared) is None]
     left_out = {} if precision else left_out_tensors(contract, tensors)
     problems += _equation_problems(contract, dims)
     problems += _tensor_problems(expected, left_out, dims, tensors, precision)
     if not problems:
-        problems += _unbound(contract, None if parts is None else entries, dims)
+        whole = parts is None and len(entries) == len(contract.entries)
+        keyed = () if parts else tuple(d.name for d in contract.dimensions if d.key is not None)
+        problems += _unbound(contract, None if whole else entries, dims, keyed)
     if problems:
         raise BindingError(problems, contract=contract.name, where=where)
-    return _bound(contract, dims, expected, left_out)
+    return _bound(contract, dims, expected, left_out, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +237,19 @@ class _Expected:
     source_name: str
     name: str
     shape: _Shape | None
+    stored_shape: _Shape | None
 
     def signature(self, precision: Precision | None) -> Signature:
-        dtype = self.entry.dtype
-        if precision is not None:
-            dtype = _GGUF_TYPES[precision][dtype]
-        return dtype, self.shape or ()
+        if precision is None:
+            return self.entry.dtype, self.shape or ()
+        return _GGUF_TYPES[precision][self.entry.dtype], self.stored_shape or ()
 
     def text(self, precision: Precision | None) -> str:
         """What the tensor must be, in numbers or else in dimension names."""
         dtype, shape = self.signature(precision)
+        axes = self.entry.shape if precision is None else self.entry.stored_shape
         known = self.shape is not None
-        return shape_text(dtype, shape) if known else f"{dtype} [{', '.join(self.entry.shape)}]"
+        return shape_text(dtype, shape) if known else f"{dtype} [{', '.join(axes)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +266,7 @@ class _Search:
         """Returns every dimension that could be bound, none of them checked."""
         dims: dict[str, int] = {}
         for dimension in self._bound_by("constant"):
-            dims[dimension.name] = int(dimension.argument)
+            dims[dimension.name] = int(str(dimension.argument))
         for dimension in self._bound_by("config"):
             if dimension.name in self.given:
                 dims[dimension.name] = self.given[dimension.name]
@@ -282,9 +306,11 @@ class _Search:
         for expected in _expand(self.contract, self.entries, dims):
             name = expected.name if self.by_gguf_name else expected.source_name
             spec = self.tensors.get(name)
-            if spec is None or len(spec.shape) != len(expected.entry.shape):
+            entry = expected.entry
+            axes = entry.stored_shape if self.by_gguf_name else entry.shape
+            if spec is None or len(spec.shape) != len(axes):
                 continue
-            for axis, size in zip(expected.entry.shape, spec.shape, strict=True):
+            for axis, size in zip(axes, spec.shape, strict=True):
                 if axis in votes:
                     votes[axis][size] += 1
         return {name: sizes.most_common(1)[0][0] for name, sizes in votes.items() if sizes}
@@ -301,16 +327,16 @@ def _expand(
     for entry in entries:
         letters = _INDEX.findall(entry.source)
         counts = [dims.get(contract.indices[letter]) for letter in letters]
-        shape = _try_shape(entry.shape, dims)
+        shape, stored = _try_shape(entry.shape, dims), _try_shape(entry.stored_shape, dims)
         if None in counts:
-            result.append(_Expected(entry, entry.source, entry.name, None))
+            result.append(_Expected(entry, entry.source, entry.name, None, None))
             continue
         for values in itertools.product(*(range(count) for count in counts if count is not None)):
             source, name = entry.source, entry.name
             for letter, value in zip(letters, values, strict=True):
                 source = source.replace(f"{{{letter}}}", str(value))
                 name = name.replace(f"{{{letter}}}", str(value))
-            result.append(_Expected(entry, source, name, shape))
+            result.append(_Expected(entry, source, name, shape, stored))
     return result
 
 
@@ -319,6 +345,7 @@ def _bound(
     dims: Mapping[str, int],
     expected: Iterable[_Expected],
     left_out: Mapping[str, LeftOut],
+    shared: frozenset[str] = frozenset(),
 ) -> BoundContract:
     tensors = {
         e.source_name: BoundTensor(
@@ -330,12 +357,15 @@ def _bound(
             shape=_shape(e.entry.shape, dims),
             rules=_rules(e.entry, dims),
             note=e.entry.note,
+            stored_shape=_shape(e.entry.stored_shape, dims),
+            layout=e.entry.layout,
         )
         for e in expected
     }
-    return BoundContract(
+    bound = BoundContract(
         contract, MappingProxyType(dict(dims)), MappingProxyType(tensors), dict(left_out)
     )
+    return bound.sharing(shared)
 
 
 def _rules(entry: TensorEntry, dims: Mapping[str, int]) -> tuple[Rule, ...]:
@@ -398,13 +428,20 @@ def _dimension_problems(
 
 
 def _unbound(
-    contract: ContractData, entries: Iterable[TensorEntry] | None, dims: Mapping[str, int]
+    contract: ContractData,
+    entries: Iterable[TensorEntry] | None,
+    dims: Mapping[str, int],
+    keyed: Iterable[str],
 ) -> list[Problem]:
-    """Names the dimensions that the entries, or else the whole model, need and nothing gave."""
+    """Names the dimensions that the entries, or else the whole model, need and nothing gave.
+
+    `keyed` are those that metadata must state beside.
+    """
     if entries is None:
         needed = {d.name for d in contract.dimensions}
     else:
         needed = {name for e in entries for text in _expressions(e) for name in names(text)}
+        needed |= set(keyed)
     return [
         Problem("dimension", f"{d.name} ({d.description})", "unknown", f"{d.source} {d.argument}")
         for d in contract.dimensions
@@ -477,10 +514,21 @@ def _difference(
 ) -> Iterator[Problem]:
     found, wanted = shape_text(spec.dtype, spec.shape), expected.text(precision)
     known = expected.shape is not None
-    if spec.shape != expected.shape if known else len(spec.shape) != len(expected.entry.shape):
+    axes = expected.entry.shape if precision is None else expected.entry.stored_shape
+    shape = expected.signature(precision)[1]
+    if spec.shape != shape if known else len(spec.shape) != len(axes):
         yield Problem("reshaped", name, found, wanted)
     elif spec.dtype != expected.signature(precision)[0]:
         yield Problem("retyped", name, found, wanted)
+
+
+def all_left_out(
+    contract: ContractData, tensors: Iterable[str], shared: frozenset[str]
+) -> dict[str, LeftOut]:
+    """Those of a source's tensors, by name, that no GGUF holds; `shared` as for `bind`."""
+    names = list(tensors)
+    omitted = {n: entry for n in names if (entry := _left_out_as(contract, n, shared))}
+    return left_out_tensors(contract, names) | omitted
 
 
 def left_out_tensors(contract: ContractData, tensors: Iterable[str]) -> dict[str, LeftOut]:
@@ -492,6 +540,17 @@ def left_out_tensors(contract: ContractData, tensors: Iterable[str]) -> dict[str
     return {
         name: entry for name in tensors for pattern, entry in patterns if pattern.fullmatch(name)
     }
+
+
+def _left_out_as(contract: ContractData, name: str, shared: frozenset[str]) -> LeftOut | None:
+    """Why a tensor that the contract describes is not in a GGUF, None if it is there."""
+    for entry in contract.omitted:
+        if name.startswith(entry.prefix):
+            return LeftOut(name, None, None, "learned", entry.reason)
+    for copy in contract.shared:
+        if copy.key in shared and name.startswith(copy.prefix):
+            return LeftOut(name, None, None, "learned", copy.reason)
+    return None
 
 
 def _left_out_difference(

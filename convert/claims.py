@@ -13,14 +13,15 @@ from sam3d_gguf.convert.metadata import (
     COMPANION_PREFIX,
     CONFIG_KEY,
     NUMBERED_KEY,
+    PIPELINE_KEY,
     CompanionDigests,
     Provenance,
     safetensors_key,
     source_key,
 )
 from sam3d_gguf.convert.mhr_names import MhrNames, numbered_lists
-from sam3d_gguf.convert.request import CONFIG_ROLE
-from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity
+from sam3d_gguf.extractors.extraction import SourceIdentity
+from sam3d_gguf.extractors.models import CONFIG_ROLES, OBJECTS, PIPELINE_ROLE, ROLES, Model
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import ContractError
@@ -58,9 +59,11 @@ def read_provenance(
     Raises:
         ContractError: it says so in a form that no conversion writes.
     """
-    config = None
-    if model == "body":
-        config = _identity(metadata, CONFIG_KEY, CONFIG_ROLE, where)
+    config = pipeline = None
+    if model in CONFIG_ROLES:
+        config = _identity(metadata, CONFIG_KEY, CONFIG_ROLES[model], where)
+    if model in OBJECTS:
+        pipeline = _identity(metadata, PIPELINE_KEY, PIPELINE_ROLE, where)
     numbered = metadata.get(NUMBERED_KEY)
     files = product_files(model)
     return Provenance(
@@ -69,6 +72,7 @@ def read_provenance(
         safetensors={name: _sha256(metadata, safetensors_key(name), where) for name in files},
         precision=read_precision(metadata, where),
         config=config,
+        pipeline=pipeline,
         companions=tuple(_companions(metadata, contract, where)),
         numbered=() if numbered is None else _strings(numbered),
     )

@@ -1,6 +1,7 @@
-"""The model configuration of SAM 3D Body: dimensions are read, every other value is checked.
+"""A model's configuration: dimensions are read, every other value is checked.
 
->>> config = load_body_config(open("model_config.yaml", "rb").read(), where="model_config.yaml")
+>>> data = open("model_config.yaml", "rb").read()
+>>> config = load_config(data, "body-config", where="model_config.yaml")
 >>> config.integer("MODEL.DECODER.DIM")
 1024
 
@@ -10,7 +11,7 @@ tags, anchors, aliases, merge keys, duplicate keys and more than one document ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,10 +27,11 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class BodyConfig:
-    """A configuration that meets the schema; `values` is the whole document."""
+class Config:
+    """A configuration that meets its schema; `values` is the whole document, `where` its file."""
 
     values: Mapping[str, JsonValue]
+    where: str = ""
 
     def integer(self, path: str) -> int:
         """Returns the integer at a path such as `MODEL.IMAGE_SIZE.0`.
@@ -37,6 +39,42 @@ class BodyConfig:
         Raises:
             KeyError: there is no integer at that path.
         """
+        value = self._number(path)
+        if not isinstance(value, int):
+            raise KeyError(path)
+        return value
+
+    def size(
+        self, paths: Sequence[str], *, default: int | None = None, factor: int | None = None
+    ) -> int:
+        """Returns what several paths give alike: a number, times a factor and without its fraction.
+
+        Args:
+            paths: where the number stands.
+            default: the number where a path leads nowhere.
+            factor: what it is multiplied by; without one it must be an integer.
+
+        Raises:
+            KeyError: there is no number at a path, and no default.
+            ContractError: the paths give different numbers.
+        """
+        found: dict[str, float] = {}
+        for path in paths:
+            try:
+                found[path] = self.integer(path) if factor is None else self._number(path)
+            except KeyError:
+                if default is None:
+                    raise
+                found[path] = default
+        if len(set(found.values())) > 1:
+            raise ContractError(
+                "values that must be equal are not: "
+                + ", ".join(f"{path} is {value}" for path, value in found.items()),
+                where=self.where,
+            )
+        return int(found[paths[0]] * (1 if factor is None else factor))
+
+    def _number(self, path: str) -> int | float:
         value: JsonValue = dict(self.values)
         for part in path.split("."):
             if isinstance(value, dict):
@@ -45,24 +83,29 @@ class BodyConfig:
                 value = value[int(part)]
             else:
                 raise KeyError(path)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise KeyError(path)
         return value
 
 
-def load_body_config(data: bytes, *, where: str) -> BodyConfig:
-    """Reads and checks the text of a `model_config.yaml`.
+def load_config(data: bytes, schema: str, *, where: str) -> Config:
+    """Reads and checks the text of a configuration.
 
     Args:
         data: the whole file, UTF-8, at most 64 KiB.
+        schema: the name of its document schema.
         where: what errors call the file.
 
     Raises:
         InputError: the text is not plain YAML.
         ContractError: keys or values that this project does not support, all of them listed.
     """
-    values = parse_yaml(data, where=where)
-    found = list(faults(values, "body-config"))
+    return check_config(parse_yaml(data, where=where), schema, where=where)
+
+
+def check_config(values: JsonValue, schema: str, *, where: str) -> Config:
+    """Checks the values of a configuration; see `load_config`."""
+    found = list(faults(values, schema))
     if found:
         lines = [f"  {'.'.join(map(str, f.parts)) or 'document'}: {f}" for f in found[:_SHOWN]]
         if len(found) > _SHOWN:
@@ -71,7 +114,7 @@ def load_body_config(data: bytes, *, where: str) -> BodyConfig:
             "the configuration is not one that this project supports\n" + "\n".join(lines),
             where=where,
         )
-    return BodyConfig(cast("dict[str, JsonValue]", values))
+    return Config(cast("dict[str, JsonValue]", values), where)
 
 
 def parse_yaml(data: bytes, *, where: str) -> JsonValue:

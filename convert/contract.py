@@ -11,12 +11,12 @@ binding gives every dimension a number and every tensor its shape, dtype and rul
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from sam3d_gguf.convert.binding import BoundContract, Precision, bind, expand_official
-from sam3d_gguf.convert.config import BodyConfig
+from sam3d_gguf.convert.config import Config
 from sam3d_gguf.convert.contract_types import (
     Added,
     Companion,
@@ -24,17 +24,21 @@ from sam3d_gguf.convert.contract_types import (
     Dimension,
     Equation,
     LeftOut,
+    Omitted,
     Relation,
+    Rename,
     RuleSpec,
     Semantics,
+    Shared,
     TensorEntry,
     TensorSpec,
 )
+from sam3d_gguf.extractors.models import Model, ObjectsModel, contract_name
 from sam3d_gguf.schemas.documents import package_document
 
 __all__ = ["Contract", "ContractName", "TensorSpec", "load_contract"]
 
-ContractName: TypeAlias = Literal["body", "mhr.lod1"]
+ContractName: TypeAlias = Literal["body", "mhr.lod1"] | ObjectsModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Contract(ContractData):
     def bind(
         self,
         tensors: Mapping[str, TensorSpec],
-        config: BodyConfig | None = None,
+        config: Config | None = None,
         *,
         official: bool = False,
         where: str = "tensors",
@@ -75,6 +79,7 @@ class Contract(ContractData):
         *,
         precision: Precision = "source",
         parts: frozenset[str] | None = None,
+        shared: frozenset[str] = frozenset(),
         official: bool = False,
         where: str = "tensors",
     ) -> BoundContract:
@@ -85,6 +90,7 @@ class Contract(ContractData):
             dims: the dimensions that the file's metadata states; the tensors must agree.
             precision: the precision that the file was converted at.
             parts: the parts that the file holds; all by default.
+            shared: the keys of `shared` that are true.
             official: the dimensions must be the official ones.
             where: what errors call the file.
 
@@ -99,6 +105,7 @@ class Contract(ContractData):
             where=where,
             precision=precision,
             parts=parts,
+            shared=shared,
         )
 
     def stated_dimensions(self, metadata: Mapping[str, object]) -> dict[str, int]:
@@ -106,9 +113,18 @@ class Contract(ContractData):
         values = {d.name: metadata.get(d.key) for d in self.dimensions if d.key is not None}
         return {name: value for name, value in values.items() if type(value) is int}
 
-    def _config_dimensions(self, config: BodyConfig) -> dict[str, int]:
-        dims = (d for d in self.dimensions if d.source == "config")
-        return {d.name: config.integer(str(d.argument)) for d in dims}
+    def stated_shared(self, metadata: Mapping[str, object]) -> frozenset[str]:
+        """Returns the keys of the tensors that metadata says are stored once."""
+        return frozenset(s.key for s in self.shared if metadata.get(s.key) is True)
+
+    def _config_dimensions(self, config: Config) -> dict[str, int]:
+        """The dimensions that a configuration gives; what it multiplies comes before the ratio."""
+        dims: dict[str, int] = {}
+        for d in self.dimensions:
+            if d.source == "config":
+                factor = None if d.times is None else dims[d.times]
+                dims[d.name] = config.size(_paths(d), default=d.default, factor=factor)
+        return dims
 
 
 @functools.cache
@@ -117,6 +133,7 @@ def load_contract(name: ContractName) -> Contract:
     document = package_document(
         "sam3d_gguf.schemas", "contracts", f"{name}.json", schema_name="contract"
     )
+    renames = tuple(Rename(**r) for r in document.get("renames", ()))
     return Contract(
         name=document["name"],
         architecture=document["architecture"],
@@ -125,13 +142,26 @@ def load_contract(name: ContractName) -> Contract:
         equations=tuple(Equation(**e) for e in document["equations"]),
         indices={i["index"]: i["dimension"] for i in document["indices"]},
         parts={p["name"]: p["description"] for p in document["parts"]},
-        entries=tuple(_entry(t) for t in document["tensors"]),
+        entries=tuple(_entry(t, renames) for t in document["tensors"]),
         relations=tuple(Relation(**r) for r in document["relations"]),
         left_out=tuple(_left_out(t) for t in document["left_out"]),
         added=tuple(_added(t) for t in document["added"]),
         semantics=tuple(_semantics(s) for s in document["semantics"]),
         companions=tuple(_companion(c) for c in document["companions"]),
+        renames=renames,
+        omitted=tuple(Omitted(**o) for o in document.get("omitted", ())),
+        shared=tuple(Shared(**s) for s in document.get("shared", ())),
     )
+
+
+def load_model_contract(model: Model) -> Contract:
+    """Returns the contract of a model's single files."""
+    return load_contract(cast("ContractName", contract_name(model)))
+
+
+def _paths(dimension: Dimension) -> tuple[str, ...]:
+    argument = dimension.argument
+    return argument if isinstance(argument, tuple) else (str(argument),)
 
 
 def _dimension(d: Any) -> Dimension:
@@ -141,23 +171,38 @@ def _dimension(d: Any) -> Dimension:
         d["official"],
         d["maximum"],
         source,
-        argument,
+        tuple(argument) if isinstance(argument, list) else argument,
         d.get("key"),
         d["description"],
+        d.get("default"),
+        d.get("times"),
     )
 
 
-def _entry(t: Any) -> TensorEntry:
+def _entry(t: Any, renames: tuple[Rename, ...]) -> TensorEntry:
     return TensorEntry(
         source=t["source"],
-        name=t.get("name", t["source"]),
+        name=t.get("name") or renamed(t["source"], renames),
         dtype=t["dtype"],
         shape=tuple(t["shape"]),
         parts=tuple(t["parts"]),
         cls=t["class"],
         rules=tuple(_rule(r) for r in t.get("rules", ())),
         note=t.get("note", ""),
+        layout=t.get("layout"),
     )
+
+
+def renamed(source: str, renames: Iterable[Rename]) -> str:
+    """Returns the GGUF name of a tensor: its source name with another beginning.
+
+    No name begins with what stands for a prefix, so that the rules say of each GGUF name which
+    source name it was.
+    """
+    for rule in renames:
+        if source.startswith(rule.prefix):
+            return rule.name + source.removeprefix(rule.prefix)
+    return source
 
 
 def _rule(r: Any) -> RuleSpec:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+Layout: TypeAlias = Literal["folded", "channels_last"]
 TensorClass: TypeAlias = Literal["learned", "constant", "geometry", "index", "training"]
 SemanticsType: TypeAlias = Literal[
     "string", "bool", "uint32", "float32", "uint32[]", "int32[]", "float32[]", "string[]"
@@ -30,18 +31,22 @@ class Dimension:
         official: its value in the official model.
         maximum: the largest value that any source may have.
         source: what binds it: constant, config, tensors, index or expression.
-        argument: the constant, configuration path, index letter or expression.
+        argument: the constant, configuration paths, index letter or expression.
         key: the metadata key that holds the bound value, if any.
         description: what it counts.
+        default: its value where the configuration has none.
+        times: the dimension that the configured ratio multiplies.
     """
 
     name: str
     official: int
     maximum: int
     source: Literal["constant", "config", "tensors", "index", "expression"]
-    argument: str | int | bool
+    argument: str | int | bool | tuple[str, ...]
     key: str | None
     description: str
+    default: int | None = None
+    times: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class TensorEntry:
         cls: what its numbers are.
         rules: its value rules, without the rule that floats are finite, which all floats have.
         note: anything a reader should know, or "".
+        layout: how the GGUF stores it, where not as the source does.
     """
 
     source: str
@@ -84,6 +90,16 @@ class TensorEntry:
     cls: TensorClass
     rules: tuple[RuleSpec, ...]
     note: str
+    layout: Layout | None = None
+
+    @property
+    def stored_shape(self) -> tuple[str, ...]:
+        """The shape in the GGUF: one expression per axis, PyTorch order."""
+        if self.layout is None:
+            return self.shape
+        first, *rest = self.shape
+        inner, last = (rest[:-1], rest[-1]) if self.layout == "folded" else (rest[1:], rest[0])
+        return (first, "*".join(f"({axis})" for axis in inner), last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +119,35 @@ class LeftOut:
     dtype: str | None
     shape: tuple[str, ...] | None
     cls: TensorClass
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """What tensor names of the source begin with, and what stands for it in the GGUF."""
+
+    prefix: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """Tensors, by the beginning of their names, that a source must hold and no GGUF does."""
+
+    prefix: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Tensors that a GGUF holds once if they equal others, as the bool `key` says.
+
+    Those that begin with `prefix` are then left out, for those that begin with `of` instead.
+    """
+
+    prefix: str
+    of: str
+    key: str
     reason: str
 
 
@@ -154,3 +199,6 @@ class ContractData:
     added: tuple[Added, ...]
     semantics: tuple[Semantics, ...]
     companions: tuple[Companion, ...]
+    renames: tuple[Rename, ...] = ()
+    omitted: tuple[Omitted, ...] = ()
+    shared: tuple[Shared, ...] = ()

@@ -17,7 +17,8 @@ from sam3d_gguf.convert.mhr_names import MhrNames
 from sam3d_gguf.convert.native import load_native_components
 from sam3d_gguf.convert.plan import PlannedFile, plan_component, plan_single
 from sam3d_gguf.convert.stream import WrittenFile
-from sam3d_gguf.extractors.extraction import Extraction, KnownAnswer, Model, SourceIdentity
+from sam3d_gguf.extractors.extraction import Extraction, KnownAnswer, SourceIdentity
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.manifests.known_answers import KnownFile, load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import ContractError, InputError
@@ -36,16 +37,18 @@ def single_file(
     precision: Precision,
     *,
     config: SourceIdentity | None = None,
+    pipeline: SourceIdentity | None = None,
     names: MhrNames | None = None,
     companions: Iterable[CompanionDigests] = (),
 ) -> PlannedFile:
-    """The single-file GGUF of a model; `config` is Body's, `names` are MHR's."""
+    """The single-file GGUF of a model; see `Provenance`, `names` are MHR's."""
     provenance = Provenance(
         model=extraction.model,
         source=extraction.source,
         safetensors={product.file: product.sha256 for product in extraction.products},
         precision=precision,
         config=config,
+        pipeline=pipeline,
         companions=tuple(companions),
         numbered=() if names is None else names.numbered,
     )

@@ -12,7 +12,6 @@ from sam3d_gguf.convert.contract_types import LeftOut
 from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.stream import WrittenFile
 from sam3d_gguf.extractors.extraction import (
-    ROLES,
     TOOL,
     ExtractedProduct,
     Extraction,
@@ -20,6 +19,7 @@ from sam3d_gguf.extractors.extraction import (
     Origin,
     SourceIdentity,
 )
+from sam3d_gguf.extractors.models import ROLES
 from sam3d_gguf.schemas.strict_json import JsonInput, load_file
 
 MAX_BYTES = 64 << 20
@@ -78,8 +78,8 @@ class Manifest:
     """The content of `manifest.json`; `document_schemas/manifest.schema.json` is its form.
 
     Attributes:
-        model: "body" or "mhr".
-        status: "incomplete" for a Body release without MHR.
+        model: "body", "mhr" or "objects".
+        status: "incomplete" for a Body release without MHR, or Objects without some of its parts.
         origin: "pinned" if every source is.
         native_contract: whether component files are those that the native runtime takes.
         safetensors: the canonical files in between, which need not be kept.

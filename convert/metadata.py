@@ -18,25 +18,40 @@ from sam3d_gguf.convert.gguf_format import (
     uint64,
 )
 from sam3d_gguf.convert.mhr_names import MhrNames
-from sam3d_gguf.extractors.extraction import ROLES, Model, SourceIdentity
+from sam3d_gguf.extractors.extraction import SourceIdentity
+from sam3d_gguf.extractors.models import OBJECTS, ROLES, Model
 from sam3d_gguf.manifests.sources import load_sources
 
 SCHEMA_VERSION = 1
 CONFIG_KEY = "sam3d.source.config"
+PIPELINE_KEY = "sam3d.source.pipeline"
 COMPANION_PREFIX = "sam3d.companion."
 NUMBERED_KEY = "sam3d.mhr.numbered"
 _TENSOR_LAYOUT = "torch_contiguous; ggml_dimensions_reversed; no_data_transpose"
 _ALIGNMENT = 32
-# llama.cpp's numbers for general.file_type, which viewers show: ALL_F32 and MOSTLY_BF16.
-_FILE_TYPES: Mapping[tuple[str, Precision], int] = {("body", "source"): 32}
-_TITLES = {"body": "SAM 3D Body DINOv3-H+", "mhr": "Momentum Human Rig (MHR) LOD1"}
-_LICENSES = {
-    "body": {
-        "general.license": "other",
-        "general.license.name": "sam-license",
-        "general.license.link": "https://github.com/facebookresearch/sam-3d-body/blob/main/LICENSE",
-    },
-    "mhr": {"general.license": "apache-2.0"},
+# llama.cpp's numbers for general.file_type, which viewers show: ALL_F32, MOSTLY_F16, MOSTLY_BF16.
+_FILE_TYPES: Mapping[tuple[str, Precision], int] = {
+    ("body", "source"): 32,
+    ("objects.ss_decoder", "source"): 1,
+    ("objects.slat_decoder_gs", "source"): 1,
+    ("objects.slat_decoder_gs_4", "source"): 1,
+}
+_TITLES: Mapping[Model, str] = {
+    "body": "SAM 3D Body DINOv3-H+",
+    "mhr": "Momentum Human Rig (MHR) LOD1",
+    "objects.ss_generator": "SAM 3D Objects sparse structure generator",
+    "objects.slat_generator": "SAM 3D Objects structured latent generator",
+    "objects.ss_decoder": "SAM 3D Objects sparse structure decoder",
+    "objects.slat_decoder_gs": "SAM 3D Objects Gaussian decoder (32 a voxel)",
+    "objects.slat_decoder_gs_4": "SAM 3D Objects Gaussian decoder (4 a voxel)",
+    "objects.slat_decoder_mesh": "SAM 3D Objects mesh decoder",
+    "objects.moge": "MoGe ViT-L depth model",
+}
+# The repository of a model's code, and those whose revisions say what its contract describes.
+_CODE: Mapping[Model, tuple[str, ...]] = {
+    "body": ("sam-3d-body", "dinov3"),
+    "mhr": ("MHR",),
+    **dict.fromkeys(OBJECTS, ("sam-3d-objects",)),
 }
 
 
@@ -65,11 +80,12 @@ class Provenance:
     """Where the tensors of a single-file GGUF come from, and what they go with.
 
     Attributes:
-        model: "body" or "mhr".
+        model: "body", "mhr" or a part of Objects.
         source: the legacy file; its base name does not matter here.
         safetensors: SHA-256 (hex) of the canonical safetensors in between, by base name.
         precision: "source" or "f32".
-        config: the model configuration's file; Body only.
+        config: the model configuration's file; Body, and the parts of Objects but MoGe.
+        pipeline: the configuration that all parts of Objects share.
         companions: the files that this one must be used with.
         numbered: the lists of names that are mere numbers; MHR only.
     """
@@ -79,14 +95,15 @@ class Provenance:
     safetensors: Mapping[str, str]
     precision: Precision
     config: SourceIdentity | None = None
+    pipeline: SourceIdentity | None = None
     companions: tuple[CompanionDigests, ...] = ()
     numbered: tuple[str, ...] = ()
 
     @property
     def is_pinned(self) -> bool:
         """Whether this tool knows every source."""
-        sources = (self.source, *(() if self.config is None else (self.config,)))
-        return all(source.origin == "pinned" for source in sources)
+        sources = (self.source, self.config, self.pipeline)
+        return all(source.origin == "pinned" for source in sources if source is not None)
 
 
 def single_metadata(
@@ -121,6 +138,8 @@ def single_metadata(
         values[safetensors_key(name)] = string(sha256)
     if provenance.config is not None:
         values |= _source(CONFIG_KEY, provenance.config)
+    if provenance.pipeline is not None:
+        values |= _source(PIPELINE_KEY, provenance.pipeline)
     if pinned:
         values |= _pinned(model, source)
     for companion in provenance.companions:
@@ -150,24 +169,33 @@ def _source(prefix: str, source: SourceIdentity) -> dict[str, GgufValue]:
     }
 
 
-def _pinned(model: str, source: SourceIdentity) -> dict[str, GgufValue]:
+def _pinned(model: Model, source: SourceIdentity) -> dict[str, GgufValue]:
     """What is known of a pinned source, and may be said of no other."""
     sources = load_sources()
     values = {
         "general.organization": "Meta",
-        "general.source.repo_url": "https://github.com/facebookresearch/"
-        + {"body": "sam-3d-body", "mhr": "MHR"}[model],
-        **_LICENSES[model],
+        "general.source.repo_url": f"https://github.com/facebookresearch/{_CODE[model][0]}",
+        **_license(model),
     }
     pin = sources.find(sha256=source.sha256, size=source.bytes)
     if pin is not None:
         values["sam3d.source.repository"] = pin.repository
         values["sam3d.source.revision"] = pin.revision
-    used = {"body": ("sam-3d-body", "dinov3"), "mhr": ("MHR",)}[model]
-    for name in used:
+    for name in _CODE[model]:
         key = f"sam3d.source.code.{name.lower().replace('-', '_')}_revision"
         values[key] = sources.source_revisions[f"facebookresearch/{name}"]
     return {key: string(value) for key, value in values.items()}
+
+
+def _license(model: Model) -> dict[str, str]:
+    if model == "mhr":
+        return {"general.license": "apache-2.0"}
+    return {
+        "general.license": "other",
+        "general.license.name": "sam-license",
+        "general.license.link": f"https://github.com/facebookresearch/{_CODE[model][0]}"
+        "/blob/main/LICENSE",
+    }
 
 
 def _value(item: Semantics) -> GgufValue:

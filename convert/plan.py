@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sam3d_gguf.convert.binding import BoundContract, BoundTensor, Precision
+from sam3d_gguf.convert.contract_types import ContractData
 from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensorSpec, GgufValue
 from sam3d_gguf.convert.native import NativeComponent
-from sam3d_gguf.extractors.extraction import Extraction
+from sam3d_gguf.extractors.extraction import ExtractedTensor, Extraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class PlannedFile:
     """A GGUF file.
 
     Attributes:
-        role: what it is in its release: "body", "mhr", or a component's name.
+        role: what it is in its release: a model, or a component's name.
         name: its base name.
         contract: with all its numbers.
         metadata: complete but for the digests.
@@ -67,11 +68,31 @@ def plan_single(
     planned: dict[str, PlannedTensor] = {}
     for tensor in bound.tensors.values():
         source = sources[tensor.source_name]
-        spec = GgufTensorSpec(tensor.name, tensor.shape, GgmlType[tensor.gguf_type(precision)])
+        kind = GgmlType[tensor.gguf_type(precision)]
+        spec = GgufTensorSpec(tensor.name, tensor.stored_shape, kind)
         planned[tensor.name] = PlannedTensor(
             spec, tensor, source.file, source.target, source.dtype, source.sha256
         )
     return planned
+
+
+def stored_once(contract: ContractData, extraction: Extraction) -> frozenset[str]:
+    """The keys of the contract's shared tensors that are equal, byte for byte, in a source."""
+    tensors = extraction.by_name
+    keys: set[str] = set()
+    for entry in contract.shared:
+        copies = [t for name, t in tensors.items() if name.startswith(entry.prefix)]
+        originals = [tensors.get(entry.of + t.name.removeprefix(entry.prefix)) for t in copies]
+        if copies and all(map(_equal, copies, originals)):
+            keys.add(entry.key)
+    return frozenset(keys)
+
+
+def _equal(first: ExtractedTensor, second: ExtractedTensor | None) -> bool:
+    if second is None or first.sha256 is None:
+        return False
+    mine = (first.source_dtype, first.shape, first.sha256)
+    return mine == (second.source_dtype, second.shape, second.sha256)
 
 
 def plan_component(

@@ -8,8 +8,9 @@ from sam3d_gguf.convert.files import require_asset
 from sam3d_gguf.convert.products import read_report
 from sam3d_gguf.convert.request import Request
 from sam3d_gguf.extractors.extract import is_possible_pin, require_model, require_possible_pin
-from sam3d_gguf.extractors.extraction import Model, known_products
+from sam3d_gguf.extractors.extraction import known_products
 from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.extractors.sandbox.run import require_sandbox
 from sam3d_gguf.schemas.errors import InputError
 

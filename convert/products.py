@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from sam3d_gguf.convert.contract_types import TensorSpec
 from sam3d_gguf.extractors.extract import Extracted, Located, extract, locate, reread
-from sam3d_gguf.extractors.extraction import REPORT, ExtractedTensor, Extraction, Model
+from sam3d_gguf.extractors.extraction import REPORT, ExtractedTensor, Extraction
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import BLOCK_BYTES, hash_file
 from sam3d_gguf.extractors.materialize import NUMPY_DTYPE
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.extractors.products import SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet

@@ -45,13 +45,8 @@ from sam3d_gguf.convert.products import (
 )
 from sam3d_gguf.convert.request import CONFIG_ROLE, KEPT_MHR, MHR_NAME, Request, read_config
 from sam3d_gguf.convert.stream import WrittenFile, write_gguf
-from sam3d_gguf.extractors.extraction import (
-    ROLES,
-    Extraction,
-    Model,
-    Origin,
-    SourceIdentity,
-)
+from sam3d_gguf.extractors.extraction import Extraction, Origin, SourceIdentity
+from sam3d_gguf.extractors.models import ROLES, Model
 from sam3d_gguf.extractors.new_folder import NewFolder, new_folder
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import PublicationSet

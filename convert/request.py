@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sam3d_gguf.convert.binding import Precision
-from sam3d_gguf.convert.config import MAX_BYTES, BodyConfig, load_body_config
+from sam3d_gguf.convert.config import MAX_BYTES, Config, load_config
 from sam3d_gguf.convert.manifest import Layout
-from sam3d_gguf.extractors.extraction import REPORT, Model, SourceIdentity, display_name
+from sam3d_gguf.extractors.extraction import REPORT, SourceIdentity, display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.extractors.hashing import hash_file
+from sam3d_gguf.extractors.models import CONFIG_ROLES, Model
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import InputError
 
-CONFIG_ROLE = "body.config"
+CONFIG_ROLE = CONFIG_ROLES["body"]
 CONFIG_NAME = "model_config.yaml"
 MANIFEST_NAME = "manifest.json"
 MHR_NAME = "mhr.gguf"
@@ -182,14 +183,27 @@ def _place(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
-    """Find, hash and check the model configuration.
+def read_config(request: Request) -> tuple[Config, SourceIdentity]:
+    """Find, hash and check Body's configuration; see `open_config` for the errors."""
+    path = request.config or _find_config(request)
+    return open_config(path, CONFIG_ROLE, "body-config", allow_unpinned=request.allow_unpinned)
+
+
+def open_config(
+    path: Path, role: str, schema: str, *, allow_unpinned: bool
+) -> tuple[Config, SourceIdentity]:
+    """Hash and check a configuration.
+
+    Args:
+        path: the file.
+        role: what it is called in the pins.
+        schema: the name of its document schema.
+        allow_unpinned: accept one that this tool has no pin for.
 
     Raises:
         InputError: there is none, or it isn't pinned and that isn't allowed.
         ContractError: it has keys or values that aren't supported.
     """
-    path = request.config or _find_config(request)
     with open_source(path) as file:
         if file.size > MAX_BYTES:
             raise InputError(
@@ -200,9 +214,9 @@ def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
         data = file.source.pread(0, file.size)
         sha256 = hash_file(file.source).sha256
     pin = load_sources().find(sha256=sha256, size=len(data))
-    pinned = pin is not None and pin.role == CONFIG_ROLE
-    if not pinned and not request.allow_unpinned:
-        known = load_sources().with_role(CONFIG_ROLE)
+    pinned = pin is not None and pin.role == role
+    if not pinned and not allow_unpinned:
+        known = load_sources().with_role(role)
         raise InputError(
             f"this is not a pinned configuration: its SHA-256 is {sha256}",
             where=str(path),
@@ -212,7 +226,7 @@ def read_config(request: Request) -> tuple[BodyConfig, SourceIdentity]:
     identity = SourceIdentity(
         display_name(path), len(data), sha256, "pinned" if pinned else "unpinned"
     )
-    return load_body_config(data, where=str(path)), identity
+    return load_config(data, schema, where=str(path)), identity
 
 
 def _find_config(request: Request) -> Path:

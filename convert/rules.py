@@ -211,6 +211,8 @@ class BoundTensorLike(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
+    def stored_shape(self) -> tuple[int, ...]: ...
+    @property
     def rules(self) -> tuple[Rule, ...]: ...
 
 
@@ -241,11 +243,13 @@ class ValueRules:
 
         Args:
             tensor: the tensor and its rules.
-            name: what errors call it; its name in the source by default.
+            name: what errors call it in a GGUF, whose order its elements then have; by default
+                it is fed as the source has it.
         """
         source = tensor.source_name
         called = self._called[source] = name or source
-        checkers = make_checkers(tensor.rules, tensor.shape, called)
+        shape = tensor.shape if name is None else tensor.stored_shape
+        checkers = make_checkers(tensor.rules, shape, called)
         if any(source in (r.prefix, r.parents) for r in self.relations):
 
             def keep(values: Block, _name: str, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,19 +108,49 @@ def tensor_data(
     Raises:
         ContractError: a checker refuses a value, or it can't be converted without loss.
     """
+    blocks = _converted(tensor, reader, checkers)
+    if tensor.bound is not None and tensor.bound.layout == "channels_last":
+        blocks = channels_last(blocks, tensor.bound.shape)
+    for block in blocks:
+        yield block.view(np.uint8).data
+
+
+def _converted(
+    tensor: PlannedTensor, reader: BlockReader, checkers: Sequence[Checker]
+) -> Iterator[_Block]:
     convert = _CONVERSIONS[(reader.dtype(tensor.file, tensor.target), tensor.spec.type)]
     for read in reader.blocks(tensor.file, tensor.target):
         block = read if convert is None else convert(read, tensor.target)
         for checker in checkers:
             checker.feed(block)
-        yield block.view(np.uint8).data
+        yield block
     for checker in checkers:
         checker.finish()
 
 
 def keeps_bytes(tensor: PlannedTensor) -> bool:
     """Whether a tensor has the same bytes in the GGUF file as in the safetensors file."""
-    return _CONVERSIONS[(tensor.dtype, tensor.spec.type)] is None
+    moved = tensor.bound is not None and tensor.bound.layout == "channels_last"
+    return not moved and _CONVERSIONS[(tensor.dtype, tensor.spec.type)] is None
+
+
+def channels_last(blocks: Iterable[_Block], shape: tuple[int, ...]) -> Iterator[_Block]:
+    """Yields the elements of a tensor [A, C, S...] in the order that [A, S..., C] has.
+
+    At most a block and the elements of one A are held.
+    """
+    channels, inner = shape[1], math.prod(shape[2:])
+    rest: list[_Block] = []
+    for block in blocks:
+        rest.append(block)
+        if sum(part.size for part in rest) < channels * inner:
+            rest[-1] = block.copy()
+            continue
+        joined = np.concatenate(rest)
+        rows = joined.size // (channels * inner)
+        whole, left = np.split(joined, [rows * channels * inner])
+        yield whole.reshape(rows, channels, inner).transpose(0, 2, 1).ravel()
+        rest = [left]
 
 
 def _require_same(tensor: PlannedTensor, sha256: str) -> None:
@@ -148,6 +179,26 @@ def restore_bf16(block: _Block, name: str) -> _Block:
     return np.ascontiguousarray(halves[1::2])
 
 
+def restore_f16(block: _Block, name: str) -> _Block:
+    """Returns the F16 of F32 values that were widened from it.
+
+    Raises:
+        ContractError: a value has more precision than F16, or is none.
+    """
+    with np.errstate(over="ignore"):
+        narrow = block.astype(np.float16)
+    if not np.array_equal(narrow.astype(np.float32), block):
+        raise ContractError(
+            "the values are not widened F16", where=name, expected="what the extraction report says"
+        )
+    return narrow
+
+
+def widen_f16(block: _Block, _name: str) -> _Block:
+    """Returns the F32 values of F16 ones."""
+    return upcast(block, "F16")
+
+
 def widen_bf16(block: _Block, _name: str) -> _Block:
     """Returns the F32 values of BF16 bits (uint16)."""
     return upcast(block, "BF16")
@@ -171,5 +222,8 @@ _CONVERSIONS: Mapping[tuple[str, GgmlType], Callable[[_Block, str], _Block] | No
     ("F32", GgmlType.BF16): restore_bf16,
     ("BF16", GgmlType.BF16): None,
     ("BF16", GgmlType.F32): widen_bf16,
+    ("F16", GgmlType.F16): None,
+    ("F16", GgmlType.F32): widen_f16,
+    ("F32", GgmlType.F16): restore_f16,
     ("I64", GgmlType.I32): narrow_int64,
 }

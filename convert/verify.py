@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sam3d_gguf.convert.binding import left_out_tensors
-from sam3d_gguf.convert.contract import load_contract
+from sam3d_gguf.convert.binding import all_left_out
+from sam3d_gguf.convert.contract import load_model_contract
 from sam3d_gguf.convert.files import known_components
 from sam3d_gguf.convert.manifest import MAX_BYTES, Manifest, ManifestFile, left_out_items
+from sam3d_gguf.convert.plan import stored_once
 from sam3d_gguf.convert.products import products_from_source, specs
 from sam3d_gguf.convert.verify_file import FileReport, error_problems, verify_file
 from sam3d_gguf.convert.verify_manifest import (
@@ -29,23 +30,18 @@ from sam3d_gguf.convert.verify_manifest import (
     source_problems,
 )
 from sam3d_gguf.convert.verify_source import SourceProof, compare_with_source
-from sam3d_gguf.extractors.classify import CONTRACTS
-from sam3d_gguf.extractors.extraction import TOOL, Model, display_name
-from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.extract import KINDS
+from sam3d_gguf.extractors.extraction import TOOL, display_name
+from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
-from sam3d_gguf.extractors.kinds import FileKind
+from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
+from sam3d_gguf.extractors.models import OBJECTS, Model
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.scratch import temporary_folder
 from sam3d_gguf.extractors.sniff import require_source, sniff
 from sam3d_gguf.schemas.errors import InputError, Sam3dError
 from sam3d_gguf.schemas.strict_json import JsonInput, loads
-
-_MODELS: Mapping[FileKind, Model] = {
-    FileKind.TORCH_ZIP: "body",
-    FileKind.TORCH_LEGACY: "body",
-    FileKind.TORCHSCRIPT: "mhr",
-}
 
 
 @dataclass(slots=True)
@@ -249,6 +245,20 @@ def _check_companions(result: Verification) -> None:
                 )
         _check_component_companion(report, present)
     _check_complete(result, present)
+    if result.manifest is not None:
+        _check_objects(present)
+
+
+def _check_objects(present: Mapping[str, FileReport]) -> None:
+    """Each part of Objects names the other parts of its release that its contract says."""
+    for model in OBJECTS:
+        report = present.get(model)
+        if report is None or report.claims is None:
+            continue
+        named = {companion.role for companion in report.claims.companions}
+        for companion in report.claims.bound.contract.companions:
+            if companion.role in present and companion.role not in named:
+                report.problems.append(f"it does not name its companion {companion.role}")
 
 
 def _check_component_companion(report: FileReport, present: Mapping[str, FileReport]) -> None:
@@ -294,8 +304,7 @@ def _verify_source(
     path: Path, result: Verification, sandbox: SandboxChoice | None, progress: Progress
 ) -> None:
     with open_source(path) as file:
-        kind = require_source(file.source, _MODELS)
-    model = _MODELS[kind]
+        model = _model_of(file, result)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
         products = stack.enter_context(
@@ -305,14 +314,35 @@ def _verify_source(
         )
         proof = compare_with_source(model, products, result.files, progress)
         if result.manifest is not None and proof.files:
-            contract = load_contract(CONTRACTS[model])
+            contract = load_model_contract(model)
+            shared = stored_once(contract, products.extraction)
             left_out = left_out_items(
-                products.extraction, left_out_tensors(contract, specs(products))
+                products.extraction, all_left_out(contract, specs(products), shared)
             )
             found = list(source_problems(result.manifest, products.extraction, left_out))
             result.problems += found
             proof.differs |= bool(found)
     _take_proof(path, proof, result)
+
+
+def _model_of(file: OpenedFile, result: Verification) -> Model:
+    """The model that a legacy file is of: by its kind, else by what the files say of their sources."""
+    kind = require_source(file.source, CHECKPOINTS)
+    models = [model for model, kinds in KINDS.items() if kind in kinds]
+    said = {
+        model: report.claims.provenance.source
+        for report in result.files
+        if report.claims is not None and report.claims.provenance is not None
+        for model in models
+        if report.claims.role == model
+    }
+    if len(models) == 1 or not said.keys() - {"body"}:
+        return models[0]
+    sized = [model for model, source in said.items() if source.bytes == file.size]
+    if len(sized) > 1:
+        sha256 = hash_file(file.source).sha256
+        sized = [model for model in sized if said[model].sha256 == sha256] or sized
+    return sized[0] if sized else next(iter(said))
 
 
 def _take_proof(path: Path, proof: SourceProof, result: Verification) -> None:

@@ -20,7 +20,7 @@ from sam3d_gguf.convert.claims import (
     require_sha256,
     text,
 )
-from sam3d_gguf.convert.contract import load_contract
+from sam3d_gguf.convert.contract import load_model_contract
 from sam3d_gguf.convert.contract_types import TensorSpec
 from sam3d_gguf.convert.cross_read import cross_read
 from sam3d_gguf.convert.digests import content_sha256, semantics_sha256
@@ -39,17 +39,23 @@ from sam3d_gguf.convert.native import load_native_components
 from sam3d_gguf.convert.problems import BindingError
 from sam3d_gguf.convert.rules import Checker, ValueRules, Zero, make_checkers
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
-from sam3d_gguf.extractors.extraction import Model, display_name, known_products
+from sam3d_gguf.extractors.extraction import display_name, known_products
 from sam3d_gguf.extractors.files import OpenedFile
 from sam3d_gguf.extractors.hashing import Region, hash_file
+from sam3d_gguf.extractors.models import OBJECTS, Model
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.schemas.errors import ContractError, Sam3dError
 
-MODELS: Mapping[str, Model] = {"sam3d.body": "body", "sam3d.mhr.lod1": "mhr"}
+MODELS: Mapping[str, Model] = {
+    "sam3d.body": "body",
+    "sam3d.mhr.lod1": "mhr",
+    **{f"sam3d.{model}": model for model in OBJECTS},
+}
 _PREFIX = "character_torch.skeleton.pmi"
 _DIGEST_KEYS = frozenset({CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY})
 _BLOCK_TYPES: Mapping[GgmlType, np.dtype[Any]] = {
     GgmlType.F32: np.dtype("<f4"),
+    GgmlType.F16: np.dtype("<f2"),
     GgmlType.BF16: np.dtype("<u2"),
     GgmlType.I32: np.dtype("<i4"),
 }
@@ -63,7 +69,7 @@ class Claims:
     """What a file says that it is, held to its contract.
 
     Attributes:
-        role: "body", "mhr", or a component's name.
+        role: a model, or a component's name.
         architecture: the value of `general.architecture`.
         gguf: the file's header.
         bound: its contract with all numbers.
@@ -212,12 +218,14 @@ def _single_claims(header: GgufFile, model: Model, where: str) -> Claims:
             where=where,
             expected=f"sam3d.schema_version {SCHEMA_VERSION}",
         )
-    contract = load_contract("body" if model == "body" else "mhr.lod1")
+    contract = load_model_contract(model)
     provenance = read_provenance(metadata, model, contract, where)
+    stated = {key: value.value for key, value in metadata.items()}
     bound = contract.bind_gguf(
         _specs(header),
-        contract.stated_dimensions({key: value.value for key, value in metadata.items()}),
+        contract.stated_dimensions(stated),
         precision=read_precision(metadata, where),
+        shared=contract.stated_shared(stated),
         official=provenance.is_pinned,
         where=where,
     )

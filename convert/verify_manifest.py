@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from sam3d_gguf.convert.files import known_components
@@ -18,25 +18,16 @@ from sam3d_gguf.convert.metadata import Provenance
 from sam3d_gguf.convert.mhr_names import absent_lists, numbered_lists
 from sam3d_gguf.convert.request import CONFIG_ROLE
 from sam3d_gguf.convert.verify_file import Claims, FileReport
-from sam3d_gguf.extractors.extraction import (
-    ROLES,
-    Extraction,
-    Model,
-    SourceIdentity,
-    known_products,
-)
+from sam3d_gguf.extractors.extraction import Extraction, SourceIdentity, known_products
+from sam3d_gguf.extractors.models import CONFIG_ROLES, MOGE, OBJECTS, PIPELINE_ROLE, ROLES, Model
 from sam3d_gguf.extractors.printable import printable
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
 
 _FILES: Mapping[Layout, Mapping[Model, tuple[str, ...]]] = {
-    "single": {"body": ("body",), "mhr": ("mhr",)},
+    "single": {"body": ("body",), "mhr": ("mhr",), **{model: (model,) for model in OBJECTS}},
     "components": {"body": ("body.dinov3_backbone", "body.pose_branch"), "mhr": ("mhr.lod1",)},
-}
-_SOURCES: Mapping[Model, tuple[str, ...]] = {
-    "body": (ROLES["body"], CONFIG_ROLE),
-    "mhr": (ROLES["mhr"],),
 }
 _CHECKPOINT, _ASSET = ROLES["body"], ROLES["mhr"]
 
@@ -47,9 +38,11 @@ def manifest_problems(manifest: Manifest) -> Iterator[str]:
     if len(set(names)) != len(names):
         yield "the manifest names a file twice"
     models = _models(manifest)
-    files = [role for model in models for role in _FILES[manifest.layout][model]]
+    files = [role for model in models for role in _FILES[manifest.layout].get(model, ())]
     yield from _set_problems("files", (file.role for file in manifest.files), files)
-    sources = [role for model in models for role in _SOURCES[model]]
+    sources = [role for model in models for role in (ROLES[model], *_config_role(model))]
+    if manifest.model == "objects":
+        sources.append(PIPELINE_ROLE)
     yield from _set_problems("sources", (source.role for source in manifest.sources), sources)
     products = [name for model in models for name in product_files(model)]
     yield from _set_problems("safetensors", (p.file for p in manifest.safetensors), products)
@@ -61,6 +54,8 @@ def manifest_problems(manifest: Manifest) -> Iterator[str]:
             yield f"what is left out has a name that is not printable: {printable(item.what)}"
     if manifest.model == "mhr" and manifest.status != "complete":
         yield "a release of MHR alone is complete"
+    if manifest.model == "objects" and (manifest.status == "complete") != is_complete(models):
+        yield f"the release says {manifest.status}, but its parts say otherwise"
     yield from _origin_problems(manifest)
     yield from _known_answer_problems(manifest)
 
@@ -207,7 +202,9 @@ _Sources = Mapping[str, SourceIdentity]
 def _single_facts(own: Provenance, sources: _Sources, products: Mapping[str, str]) -> _Facts:
     identities = {ROLES[own.model]: own.source}
     if own.config is not None:
-        identities[CONFIG_ROLE] = own.config
+        identities[CONFIG_ROLES[own.model]] = own.config
+    if own.pipeline is not None:
+        identities[PIPELINE_ROLE] = own.pipeline
     for role, identity in identities.items():
         said = sources.get(role)
         yield f"SHA-256 of the {role}", identity.sha256, said and said.sha256
@@ -240,8 +237,20 @@ def _set_problems(what: str, found: Iterator[str], expected: list[str]) -> Itera
         yield f"the manifest has {what} {', '.join(names)}; expected {', '.join(sorted(expected))}"
 
 
+def is_complete(models: Iterable[Model]) -> bool:
+    """Whether these are all the parts of Objects; the depth model belongs to none of its releases."""
+    return set(models) >= set(OBJECTS) - {MOGE}
+
+
+def _config_role(model: Model) -> tuple[str, ...]:
+    return (CONFIG_ROLES[model],) if model in CONFIG_ROLES else ()
+
+
 def _models(manifest: Manifest) -> list[Model]:
-    """The models that a release must hold."""
+    """The models that a release must hold; of Objects, those that it names."""
+    if manifest.model == "objects":
+        roles = {file.role for file in manifest.files}
+        return [model for model in OBJECTS if model in roles]
     models: list[Model] = ["body"] if manifest.model == "body" else ["mhr"]
     if manifest.model == "body" and manifest.status == "complete":
         models.append("mhr")

@@ -10,11 +10,12 @@ from sam3d_gguf.convert.contract_types import TensorSpec
 from sam3d_gguf.convert.files import component_sources
 from sam3d_gguf.convert.mhr_names import read_names
 from sam3d_gguf.convert.native import load_native_components
-from sam3d_gguf.convert.plan import PlannedTensor, plan_component, plan_single
+from sam3d_gguf.convert.plan import PlannedTensor, plan_component, plan_single, stored_once
 from sam3d_gguf.convert.products import BlockReader, Products, specs
 from sam3d_gguf.convert.stream import keeps_bytes, tensor_data
 from sam3d_gguf.convert.verify_file import Claims, FileReport
-from sam3d_gguf.extractors.extraction import Model, Origin
+from sam3d_gguf.extractors.extraction import Origin
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.extractors.progress import Progress
 from sam3d_gguf.schemas.errors import Sam3dError
 
@@ -69,6 +70,9 @@ def _claimed_source(claims: Claims, model: Model) -> str:
 
 def _compare(claims: Claims, products: Products, report: FileReport, progress: Progress) -> None:
     extraction, bound = products.extraction, claims.bound
+    if stored_once(bound.contract, extraction) != bound.shared:
+        report.problems.append("the source's equal tensors are not those that are stored once")
+        return
     stated = specs(products)
     for name, tensor in bound.tensors.items():
         spec = stated.get(name)

@@ -27,7 +27,8 @@ class Archive:
         constants: tensors that a TorchScript archive's code refers to, named `CONSTANTS.c0` on.
         sparse: the COO tensors among `tensors`.
         shared: names of the tensors that view one storage, for each such storage.
-        attributes: plain values of a TorchScript module, by attribute path.
+        attributes: plain values of a TorchScript module, by attribute path; of a checkpoint, the
+            `model_config` beside its state dict.
         content: what else the state dict, its wrapper or the module hold.
         excluded: tensors that are not part of the state dict or module.
         inert: calls that the pickles ask for and that have no meaning here; never made.

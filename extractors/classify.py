@@ -6,9 +6,9 @@ import functools
 import re
 from typing import Any
 
+from sam3d_gguf.extractors.models import contract_name
 from sam3d_gguf.schemas.documents import package_document
 
-CONTRACTS = {"body": "body", "mhr": "mhr.lod1"}
 UNKNOWN = "unknown"
 
 
@@ -23,7 +23,7 @@ def classify(model: str, name: str) -> str:
 @functools.cache
 def _classes(model: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     document: Any = package_document(
-        "sam3d_gguf.schemas", "contracts", f"{CONTRACTS[model]}.json", schema_name="contract"
+        "sam3d_gguf.schemas", "contracts", f"{contract_name(model)}.json", schema_name="contract"
     )
     entries = (*document["tensors"], *document["left_out"], *document["added"])
     return tuple((_pattern(entry["source"]), entry["class"]) for entry in entries)

@@ -17,14 +17,12 @@ from typing import Any
 
 from sam3d_gguf.extractors.classify import classify
 from sam3d_gguf.extractors.extraction import (
-    ROLES,
     AddedTensor,
     ArchiveFacts,
     ExtractedProduct,
     ExtractedTensor,
     Extraction,
     KnownAnswer,
-    Model,
     Origin,
     SourceIdentity,
     display_name,
@@ -33,6 +31,7 @@ from sam3d_gguf.extractors.extraction import (
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
+from sam3d_gguf.extractors.models import OBJECTS, ROLES, Model
 from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import settle
@@ -49,9 +48,11 @@ from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import InputError, SandboxError
 from sam3d_gguf.schemas.strict_json import load_file
 
-_KINDS: Mapping[Model, frozenset[FileKind]] = {
-    "body": frozenset({FileKind.TORCH_ZIP, FileKind.TORCH_LEGACY}),
+_SAVED = frozenset({FileKind.TORCH_ZIP, FileKind.TORCH_LEGACY})
+KINDS: Mapping[Model, frozenset[FileKind]] = {
+    "body": _SAVED,
     "mhr": frozenset({FileKind.TORCHSCRIPT}),
+    **dict.fromkeys(OBJECTS, _SAVED),
 }
 _WORKER_NAME = "the file"
 
@@ -86,7 +87,7 @@ def extract(
 
     Args:
         model: what the file is to be.
-        path: a torch.save checkpoint ("body") or a TorchScript archive ("mhr").
+        path: a TorchScript archive ("mhr"), else a torch.save checkpoint.
         folder: an empty private folder on a file system with room for the products.
         sandbox: bubblewrap unless said otherwise.
         allow_unpinned: accept a file that this tool has no pin for.
@@ -234,7 +235,7 @@ def require_model(model: Model | None, source: OpenedFile) -> FileKind:
     Raises:
         InputError: it is of another kind.
     """
-    return require_source(source.source, CHECKPOINTS if model is None else _KINDS[model])
+    return require_source(source.source, CHECKPOINTS if model is None else KINDS[model])
 
 
 def is_possible_pin(model: Model, source: OpenedFile) -> bool:
@@ -257,6 +258,8 @@ def _unpinned(model: Model, source: OpenedFile, found: str) -> InputError:
     known = "; or ".join(
         f"{pin.path} of {pin.repository} ({pin.bytes} bytes, SHA-256 {pin.sha256})" for pin in pins
     )
+    if not pins:
+        known = "one whose SHA-256 this tool knows, and it knows none"
     return InputError(
         f"this is not a pinned {ROLES[model]}: {found}",
         where=str(source.path),

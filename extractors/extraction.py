@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from sam3d_gguf import __version__
+from sam3d_gguf.extractors.models import ROLES, Model
 from sam3d_gguf.extractors.object_tree import Json
 from sam3d_gguf.extractors.worker_report import LeftOut
 from sam3d_gguf.manifests.known_answers import load_known_answers
@@ -15,10 +16,8 @@ from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.strict_json import JsonInput
 
 REPORT = "extraction.json"
-Model: TypeAlias = Literal["body", "mhr"]
 Origin: TypeAlias = Literal["pinned", "unpinned"]
 KnownAnswer: TypeAlias = Literal["equal", "none"]
-ROLES: Mapping[Model, str] = {"body": "body.checkpoint", "mhr": "mhr.asset"}
 TOOL: Mapping[str, str] = {"name": "sam3d-gguf", "version": __version__}
 
 
@@ -123,9 +122,9 @@ class Extraction:
         known = known_products()
         proven = all(known.get(p.file) == (p.bytes, p.sha256) for p in self.products)
         answer: KnownAnswer = "equal" if proven else "none"
-        pin = load_sources().with_role(ROLES[self.model])[0]
         source = replace(self.source, origin="unpinned")
         if proven:
+            pin = load_sources().with_role(ROLES[self.model])[0]
             source = SourceIdentity(self.source.name, pin.bytes, pin.sha256, "pinned")
         products = tuple(replace(product, known_answer=answer) for product in self.products)
         return replace(self, source=source, products=products)

@@ -35,6 +35,7 @@ Locate: TypeAlias = Callable[[Storage], StorageRef]
 _Pairs: TypeAlias = "list[tuple[Value, Value]]"
 
 _WRAPPERS = ("state_dict", "model")
+_CONFIG = "model_config"
 _KEYS_SHOWN = 8
 _MAX_INTEGER = 2**63 - 1
 
@@ -67,7 +68,8 @@ class ObjectTree:
         tensors: by name, in file order.
         constants: of a TorchScript archive, named as its code does: `CONSTANTS.c0`.
         sparse: the COO tensors among `tensors`.
-        attributes: plain values of a TorchScript module, by attribute path.
+        attributes: plain values of a TorchScript module, by attribute path; of a checkpoint, the
+            `model_config` beside its state dict.
         content: other values that a state dict or module holds.
         excluded: constants that can't be read.
         wanted: the `id` of each tensor call that was named or excluded.
@@ -104,7 +106,9 @@ class ObjectTree:
         wrapper, wrapped = self._unwrap(pairs)
         if wrapper != "flat":
             for key, value in pairs:
-                if key != wrapper:
+                if key == _CONFIG and self._is_plain(value, _CONFIG):
+                    self._add_attribute(_CONFIG, value)
+                elif key != wrapper:
                     self._report(key, value)
         self._add_named(wrapped, locate)
         return wrapper

@@ -1,7 +1,7 @@
 """Which safetensors files a model's archive becomes, and what each of them holds.
 
 The files are the published ones: Body is split into the DINOv3 backbone, whose names lose their
-prefix, and all the rest; MHR is one file. Floating-point tensors narrower than F32 are widened
+prefix, and all the rest; MHR is one file, and so is each part of Objects. Floating-point tensors narrower than F32 are widened
 exactly; everything else keeps its type. The sandboxed worker writes by this plan and the host
 checks by it, each from its own view of the source.
 """
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from sam3d_gguf.extractors.models import OBJECTS, part
 from sam3d_gguf.schemas.errors import InputError
 
 WIDENED = {"BF16": "F32", "F16": "F32"}
@@ -61,7 +62,7 @@ def plan_products(model: str, tensors: Iterable[SourceTensor]) -> tuple[Product,
     """Assign every tensor of the archive to a product file.
 
     Args:
-        model: "body" or "mhr".
+        model: "body", "mhr" or a part of Objects.
         tensors: the archive's tensors, in any order, with unique names.
 
     Raises:
@@ -81,7 +82,7 @@ def plan_products(model: str, tensors: Iterable[SourceTensor]) -> tuple[Product,
 
 
 def product_files(model: str) -> tuple[str, ...]:
-    """The names of the product files of a model ("body" or "mhr")."""
+    """The names of the product files of a model."""
     return tuple(file.name for file in _FILES[model])
 
 
@@ -114,4 +115,5 @@ _FILES: dict[str, tuple[_File, ...]] = {
         _File("other.safetensors", "", _nothing),
     ),
     "mhr": (_File("mhr.safetensors", "", _nothing),),
+    **{model: (_File(f"{part(model)}.safetensors", "", _nothing),) for model in OBJECTS},
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 from sam3d_gguf.extractors.files import OpenedFile
 from sam3d_gguf.extractors.kinds import FileKind
 from sam3d_gguf.extractors.litter import scratch_folder
+from sam3d_gguf.extractors.models import ROLES
 from sam3d_gguf.extractors.products import (
     SourceTensor,
     plan_products,
@@ -27,7 +28,6 @@ from sam3d_gguf.schemas.strict_json import load_file
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512  # of st_blocks
-_MODELS = ("body", "mhr")
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def _needed(folder: Path, source: OpenedFile, kind: FileKind) -> int | None:
     try:
         document = load_file(folder / REPORT, schema="worker", max_bytes=MAX_BYTES)
         report = decode(document, source.source, kind)
-        (model,) = (m for m in _MODELS if (folder / product_files(m)[0]).exists())
+        (model,) = (m for m in ROLES if (folder / product_files(m)[0]).exists())
         sizes = _product_sizes(model, report)
     except (InputError, ValueError):
         return None

@@ -11,8 +11,8 @@ from sam3d_gguf.convert.gguf_format import GgufValue
 from sam3d_gguf.convert.gguf_reader import read_gguf
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
 from sam3d_gguf.convert.verify_file import Claims, check_indices, read_claims, verify_file
-from sam3d_gguf.extractors.extraction import Model
 from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.runtime.weights import Weights, WeightTensor
 from sam3d_gguf.schemas.errors import ContractError
 

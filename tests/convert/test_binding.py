@@ -9,11 +9,13 @@ from functools import partial
 import facts
 import pytest
 
-from sam3d_gguf.convert.config import load_body_config
+from sam3d_gguf.convert.config import load_config
 from sam3d_gguf.convert.contract import TensorSpec, load_contract
 from sam3d_gguf.convert.problems import BindingError, Problem, Signature, pair_renamed
 
-_CONFIG = load_body_config((facts.TINY / "model_config.yaml").read_bytes(), where="config")
+_CONFIG = load_config(
+    (facts.TINY / "model_config.yaml").read_bytes(), "body-config", where="config"
+)
 _BODY = load_contract("body")
 _MHR = load_contract("mhr.lod1")
 Tensors = dict[str, TensorSpec]
@@ -71,7 +73,7 @@ def test_official_inventory_binds_from_its_tensors() -> None:
                      (b"HEADS: 4", b"HEADS: 8"), (b"DIM: 56", b"DIM: 1024"),
                      (b"DIM_HEAD: 8", b"DIM_HEAD: 64")):  # fmt: skip
         text = text.replace(old, new)
-    config = load_body_config(text, where="config")
+    config = load_config(text, "body-config", where="config")
     bound = _BODY.bind(facts.body_inventory(), config)
     assert bound.is_official
     assert bound.dims == _BODY.official().dims
@@ -235,7 +237,7 @@ def test_dimensions_are_bounded(size: int) -> None:
 def test_equations_over_the_configuration(old: bytes, new: bytes, equation: str) -> None:
     text = (facts.TINY / "model_config.yaml").read_bytes()
     assert old in text
-    config = load_body_config(text.replace(old, new), where="config")
+    config = load_config(text.replace(old, new), "body-config", where="config")
     with pytest.raises(BindingError) as caught:
         _BODY.bind(facts.tiny("model.ckpt"), config)
     assert any(p.kind == "equation" and p.name.startswith(equation) for p in caught.value.problems)
@@ -244,7 +246,7 @@ def test_equations_over_the_configuration(old: bytes, new: bytes, equation: str)
 def test_the_configuration_must_agree_with_the_tensors() -> None:
     text = (facts.TINY / "model_config.yaml").read_bytes().replace(b"HEADS: 4", b"HEADS: 5")
     with pytest.raises(BindingError) as caught:
-        _BODY.bind(facts.tiny("model.ckpt"), load_body_config(text, where="config"))
+        _BODY.bind(facts.tiny("model.ckpt"), load_config(text, "body-config", where="config"))
     reshaped = {p.name for p in caught.value.problems}
     assert "decoder.layers.0.self_attn.q_proj.weight" in reshaped
 

@@ -11,14 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sam3d_gguf.convert.config import load_body_config, parse_yaml
+from sam3d_gguf.convert.config import load_config, parse_yaml
 from sam3d_gguf.schemas.errors import ContractError, InputError, Sam3dError
 
 _TINY = (facts.TINY / "model_config.yaml").read_bytes()
 
 
 def test_tiny_configuration() -> None:
-    config = load_body_config(_TINY, where="c")
+    config = load_config(_TINY, "body-config", where="c")
     paths = ("IMAGE_SIZE.0", "IMAGE_SIZE.1", "DECODER.DIM", "DECODER.DEPTH", "DECODER.HEADS",
              "DECODER.DIM_HEAD", "DECODER.MLP_DIM")  # fmt: skip
     assert [config.integer(f"MODEL.{path}") for path in paths] == [128, 128, 48, 3, 4, 8, 56]
@@ -56,7 +56,7 @@ def test_unsupported_values_are_named(old: str, new: str, message: str) -> None:
     text = _TINY.decode()
     assert old in text
     with pytest.raises(ContractError, match=message):
-        load_body_config(text.replace(old, new, 1).encode(), where="c")
+        load_config(text.replace(old, new, 1).encode(), "body-config", where="c")
 
 
 def test_every_fixed_value_is_fixed() -> None:
@@ -70,13 +70,13 @@ def test_every_fixed_value_is_fixed() -> None:
         changed = line[: value.start(1)] + {"true": "false", "false": "true"}.get(value[1], "7")
         text = "\n".join([*lines[:i], changed, *lines[i + 1 :]])
         with pytest.raises(ContractError):
-            load_body_config(text.encode(), where="c")
+            load_config(text.encode(), "body-config", where="c")
 
 
 def test_all_faults_are_listed() -> None:
     text = _TINY.decode().replace("TYPE: sam", "TYPE: x").replace("FP16: true", "FP16: false")
     with pytest.raises(ContractError) as caught:
-        load_body_config(text.encode(), where="c")
+        load_config(text.encode(), "body-config", where="c")
     assert "MODEL.DECODER.TYPE" in str(caught.value) and "TRAIN.USE_FP16" in str(caught.value)
 
 
@@ -114,7 +114,7 @@ def test_size_and_encoding() -> None:
     with pytest.raises(InputError, match="plain YAML"):
         parse_yaml(b"a: \xff", where="c")
     with pytest.raises(ContractError, match="document"):
-        load_body_config(b"", where="c")
+        load_config(b"", "body-config", where="c")
 
 
 def test_no_code_runs(tmp_path: Path) -> None:

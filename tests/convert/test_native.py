@@ -7,7 +7,7 @@ import dataclasses
 import facts
 import pytest
 
-from sam3d_gguf.convert.config import load_body_config
+from sam3d_gguf.convert.config import load_config
 from sam3d_gguf.convert.contract import TensorSpec, load_contract
 from sam3d_gguf.convert.native import NativeComponent, load_native_components
 from sam3d_gguf.convert.problems import BindingError
@@ -76,7 +76,7 @@ def test_tensors_at_the_official_dimensions() -> None:
 
 
 def _tiny_backbone() -> tuple[NativeComponent, dict[str, TensorSpec], dict[str, int]]:
-    config = load_body_config((facts.TINY / "model_config.yaml").read_bytes(), where="c")
+    config = load_config((facts.TINY / "model_config.yaml").read_bytes(), "body-config", where="c")
     bound = load_contract("body").bind(facts.tiny("model.ckpt"), config)
     component = load_native_components()["body.dinov3_backbone"]
     values = {**_official_values(component), **bound.dims}
@@ -86,7 +86,7 @@ def _tiny_backbone() -> tuple[NativeComponent, dict[str, TensorSpec], dict[str, 
 
 
 def test_every_component_of_a_tiny_model_binds() -> None:
-    config = load_body_config((facts.TINY / "model_config.yaml").read_bytes(), where="c")
+    config = load_config((facts.TINY / "model_config.yaml").read_bytes(), "body-config", where="c")
     bounds = {
         "body": load_contract("body").bind(facts.tiny("model.ckpt"), config),
         "mhr.lod1": load_contract("mhr.lod1").bind(facts.tiny("mhr_model.stub.pt")),

@@ -9,7 +9,7 @@ import pytest
 from gguf_bytes import Parts, info, key_value, text
 from native_reader import NotNativeError, read_native
 
-from sam3d_gguf.convert.config import load_body_config
+from sam3d_gguf.convert.config import load_config
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensorSpec, string, uint32
 from sam3d_gguf.convert.gguf_writer import GgufLayout
@@ -91,7 +91,9 @@ def test_the_canonical_safetensors_have_the_published_sizes(
 def test_a_component_of_the_tiny_model_has_the_native_form(tmp_path: Path, name: str) -> None:
     component = load_native_components()[name]
     if component.contract == "body":
-        config = load_body_config((facts.TINY / "model_config.yaml").read_bytes(), where="c")
+        config = load_config(
+            (facts.TINY / "model_config.yaml").read_bytes(), "body-config", where="c"
+        )
         bound = load_contract("body").bind(facts.tiny("model.ckpt"), config)
     else:
         bound = load_contract("mhr.lod1").bind(facts.tiny("mhr_model.stub.pt"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sam3d_gguf.convert.config import load_body_config
+from sam3d_gguf.convert.config import load_config
 from sam3d_gguf.convert.contract import TensorSpec, load_contract
 from sam3d_gguf.convert.rules import (
     Finite,
@@ -272,7 +272,7 @@ def test_official_rules_by_tensor() -> None:
 
 @pytest.mark.parametrize("file", ["model.ckpt", "mhr_model.stub.pt"])
 def test_the_tiny_files_keep_every_rule(file: str) -> None:
-    config = load_body_config((facts.TINY / "model_config.yaml").read_bytes(), where="c")
+    config = load_config((facts.TINY / "model_config.yaml").read_bytes(), "body-config", where="c")
     with (facts.TINY / file).open("rb") as stream:
         source = ByteSource(stream.fileno())
         archive = read_archive(source)

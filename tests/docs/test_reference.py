@@ -52,8 +52,9 @@ from sam3d_gguf.convert.metadata import (
 from sam3d_gguf.convert.mhr_names import MhrNames
 from sam3d_gguf.convert.native import load_native_components
 from sam3d_gguf.convert.stream import digest_placeholders
-from sam3d_gguf.extractors.extraction import Model, SourceIdentity
+from sam3d_gguf.extractors.extraction import SourceIdentity
 from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.extractors.sandbox.bubblewrap import WALLS
 from sam3d_gguf.extractors.worker import largest_product

@@ -15,8 +15,8 @@ from tiny_release import Release
 from sam3d_gguf.convert.contract import ContractName, load_contract
 from sam3d_gguf.convert.gguf_reader import read_gguf
 from sam3d_gguf.convert.verify_file import check_indices, read_claims
-from sam3d_gguf.extractors.extraction import Model
 from sam3d_gguf.extractors.files import open_source
+from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.runtime.body import BodyModel
 from sam3d_gguf.runtime.loading import check_companion, load_weights
 from sam3d_gguf.runtime.weights import Weights
