@@ -124,7 +124,7 @@ typecheck: setup
 # mypy on the programs that run in the oracle environment
 [private]
 oracle-typecheck: oracle
-    @MYPYPATH=tests/oracle "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
+    @MYPYPATH=tests/oracle:tests "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
         --disable-error-code import-untyped --python-executable .oracle/bin/python \
         tests/oracle/load_checkpoint.py tests/oracle/make_full_*.py benchmarks/plain.py \
         benchmarks/original_body.py

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import tiny_objects
 from hypothesis import HealthCheck, settings
 from tiny_release import Release, from_extraction, request
 
+from sam3d_gguf.convert.objects import convert_objects
 from sam3d_gguf.convert.release import convert_body
 
 # A busy machine is no failure.
@@ -36,3 +40,11 @@ def components(single: Release, tmp_path_factory: pytest.TempPathFactory) -> Rel
     folder = tmp_path_factory.mktemp("components") / "native"
     convert_body(from_extraction(single.extraction, folder, layout="components"))
     return Release(folder, single.extraction)
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release of the tiny SAM 3D Objects, from the legacy files through the sandbox."""
+    folder = tmp_path_factory.mktemp("objects") / "release"
+    convert_objects(tiny_objects.request(folder))
+    return folder

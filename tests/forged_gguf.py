@@ -25,7 +25,7 @@ from sam3d_gguf.convert.gguf_reader import read_gguf
 from sam3d_gguf.convert.gguf_writer import GgufLayout
 from sam3d_gguf.extractors.files import open_source
 
-_NUMPY = {GgmlType.F32: "<f4", GgmlType.BF16: "<u2", GgmlType.I32: "<i4"}
+_NUMPY = {GgmlType.F32: "<f4", GgmlType.F16: "<f2", GgmlType.BF16: "<u2", GgmlType.I32: "<i4"}
 
 
 @dataclass
@@ -69,7 +69,8 @@ class Gguf:
         semantics = {
             key: value
             for key, value in self.metadata.items()
-            if key.startswith(("sam3d.body.", "sam3d.mhr.")) and key != "sam3d.mhr.numbered"
+            if key.startswith(("sam3d.body.", "sam3d.mhr.", "sam3d.objects."))
+            and key != "sam3d.mhr.numbered"
         }
         self.metadata["sam3d.tensor_sha256"] = array(
             ValueType.STRING, [hashes[name] for name in sorted(hashes)]

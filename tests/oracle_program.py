@@ -54,6 +54,14 @@ def full_shape_mhr() -> Path:
     return _generated("mhr_model.pt", "make_full_mhr.py")
 
 
+def full_shape_objects() -> Path:
+    """A folder of checkpoints of SAM 3D Objects of the official shape; generated once."""
+    folder = FULL_SHAPE / "objects"
+    if not (folder / "slat_decoder_mesh.ckpt").exists():
+        run_oracle("make_full_objects.py", "--out", folder)
+    return folder
+
+
 def _generated(name: str, program: str) -> Path:
     path = FULL_SHAPE / name
     if not path.exists():

@@ -11,9 +11,10 @@ import pytest
 from sam3d_gguf.convert.contract import ContractName, TensorSpec, load_contract
 from sam3d_gguf.convert.expressions import evaluate, names
 from sam3d_gguf.convert.rules import Finite, IndexRange, Parents, Permutation, SortedUniqueCoo
+from sam3d_gguf.extractors.models import OBJECTS
 from sam3d_gguf.manifests.known_answers import load_known_answers
 
-_CONTRACTS: tuple[ContractName, ...] = ("body", "mhr.lod1")
+_CONTRACTS: tuple[ContractName, ...] = ("body", "mhr.lod1", *OBJECTS)
 
 
 def test_body_equals_the_inventory() -> None:
@@ -71,15 +72,16 @@ def test_names_fit_gguf(name: ContractName) -> None:
     assert len({t.name for t in tensors}) == len(tensors)
     for tensor in tensors:
         assert len(tensor.name.encode()) <= 63
-        assert 1 <= len(tensor.shape) <= 4
-        assert all(0 < size < 1 << 31 for size in tensor.shape)
+        assert 1 <= len(tensor.stored_shape) <= 4
+        assert all(0 < size < 1 << 31 for size in tensor.stored_shape)
+        assert math.prod(tensor.stored_shape) == math.prod(tensor.shape)
 
 
 @pytest.mark.parametrize("name", _CONTRACTS)
 def test_every_float_is_finite_and_every_integer_bounded(name: ContractName) -> None:
     bounded = (IndexRange, Permutation, SortedUniqueCoo, Parents)
     for tensor in load_contract(name).official().tensors.values():
-        if tensor.source_dtype in ("BF16", "F32"):
+        if tensor.source_dtype in ("BF16", "F16", "F32"):
             assert Finite() in tensor.rules, tensor.name
         else:
             assert any(isinstance(rule, bounded) for rule in tensor.rules), tensor.name

@@ -38,8 +38,9 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in ("state_dict", "model"):
         if isinstance(loaded.get(wrapper), dict):
-            return dict(loaded[wrapper])
-    return dict(loaded)
+            loaded = loaded[wrapper]
+            break
+    return {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
 
 
 def is_torchscript(path: Path) -> bool:

@@ -15,7 +15,7 @@ def generator(name: str) -> np.random.Generator:
 
 
 def weights(name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A BF16 or F32 tensor of finite values between 2^-7 and 2^-3 in magnitude, of both signs.
+    """A BF16, F16 or F32 tensor of finite values between 2^-7 and 2^-3 in magnitude, of both signs.
 
     The bits are drawn directly: the sign, the mantissa and the two low bits of the exponent are
     random, the rest of the exponent is fixed.
@@ -26,6 +26,11 @@ def weights(name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor
         bits &= 0x81FF
         bits |= 0x3C00
         values = torch.from_numpy(bits).view(torch.bfloat16)
+    elif dtype is torch.float16:
+        bits = raw_bits(name, count, np.dtype("<u2"))
+        bits &= 0x8FFF
+        bits |= 0x2000
+        values = torch.from_numpy(bits).view(torch.float16)
     elif dtype is torch.float32:
         bits = raw_bits(name, count, np.dtype("<u4"))
         bits &= 0x81FFFFFF
