@@ -165,13 +165,14 @@ def _paths(dimension: Dimension) -> tuple[str, ...]:
 
 
 def _dimension(d: Any) -> Dimension:
-    ((source, argument),) = d["from"].items()
+    ((source, stated),) = d["from"].items()
+    argument: Any = tuple(stated) if source == "config" and not isinstance(stated, str) else stated
     return Dimension(
         d["name"],
         d["official"],
         d["maximum"],
         source,
-        tuple(argument) if isinstance(argument, list) else argument,
+        argument,
         d.get("key"),
         d["description"],
         d.get("default"),

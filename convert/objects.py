@@ -154,7 +154,7 @@ class _Release:
     def manifest(self, precision: Precision) -> Manifest:
         """The manifest of what was written."""
         pinned = all(source.identity.origin == "pinned" for source in self.sources)
-        models = [model for model in OBJECTS if model in self.bounds]
+        models: list[Model] = [model for model in OBJECTS if model in self.bounds]
         return Manifest(
             model="objects",
             layout="single",

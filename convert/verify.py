@@ -31,7 +31,7 @@ from sam3d_gguf.convert.verify_manifest import (
 )
 from sam3d_gguf.convert.verify_source import SourceProof, compare_with_source
 from sam3d_gguf.extractors.extract import KINDS
-from sam3d_gguf.extractors.extraction import TOOL, display_name
+from sam3d_gguf.extractors.extraction import TOOL, SourceIdentity, display_name
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
@@ -328,8 +328,8 @@ def _verify_source(
 def _model_of(file: OpenedFile, result: Verification) -> Model:
     """The model that a legacy file is of: by its kind, else by what the files say of their sources."""
     kind = require_source(file.source, CHECKPOINTS)
-    models = [model for model, kinds in KINDS.items() if kind in kinds]
-    said = {
+    models: list[Model] = [model for model, kinds in KINDS.items() if kind in kinds]
+    said: dict[Model, SourceIdentity] = {
         model: report.claims.provenance.source
         for report in result.files
         if report.claims is not None and report.claims.provenance is not None

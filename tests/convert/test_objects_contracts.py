@@ -193,10 +193,9 @@ def test_the_bundled_decoder_is_left_out() -> None:
     assert not any(name.startswith("_base_models.decoder.") for name in found.tensors)
 
 
-@pytest.mark.parametrize("name", ["ss_generator", "slat_generator"])
-def test_equal_encoders_are_stored_once(name: str) -> None:
-    model = next(m for m in OBJECTS if part(m) == name)
-    key = f"sam3d.objects.{name}.image_encoder.shared"
+@pytest.mark.parametrize("model", ["objects.ss_generator", "objects.slat_generator"])
+def test_equal_encoders_are_stored_once(model: ObjectsModel) -> None:
+    key = f"sam3d.{model}.image_encoder.shared"
     before = bound(model)
     after = before.sharing(frozenset({key}))
     assert len(before.tensors) - len(after.tensors) == 344
@@ -231,19 +230,24 @@ def test_means_and_deviations_are_those_of_the_pipeline() -> None:
     assert struct.pack("<f", mean[5]) == struct.pack("<f", 0.5166093753457688)
 
 
-def test_norms_without_parameters_are_named() -> None:
-    for name, norms in {
-        "ss_generator": ("flow.norm1", "flow.norm3", "flow.output_norm"),
-        "slat_generator": ("flow.norm1", "flow.norm3", "flow.output_norm", "flow.resnet_norm2"),
-        "slat_decoder_gs": ("norm1", "norm2", "output_norm"),
-        "slat_decoder_mesh": ("norm1", "norm2"),
-    }.items():
-        model = next(m for m in OBJECTS if part(m) == name)
-        values = {s.key: s.value for s in bound(model).semantics()}
-        for norm in norms:
-            key = f"sam3d.objects.{name}.{norm}"
-            assert values[key] == "layer_norm_without_affine"
-            assert values[f"{key}_epsilon"] == (1e-5 if norm.endswith("output_norm") else 1e-6)
+NORMS: tuple[tuple[ObjectsModel, tuple[str, ...]], ...] = (
+    ("objects.ss_generator", ("flow.norm1", "flow.norm3", "flow.output_norm")),
+    (
+        "objects.slat_generator",
+        ("flow.norm1", "flow.norm3", "flow.output_norm", "flow.resnet_norm2"),
+    ),
+    ("objects.slat_decoder_gs", ("norm1", "norm2", "output_norm")),
+    ("objects.slat_decoder_mesh", ("norm1", "norm2")),
+)
+
+
+@pytest.mark.parametrize(("model", "norms"), NORMS)
+def test_norms_without_parameters_are_named(model: ObjectsModel, norms: tuple[str, ...]) -> None:
+    values = {s.key: s.value for s in bound(model).semantics()}
+    for norm in norms:
+        key = f"sam3d.{model}.{norm}"
+        assert values[key] == "layer_norm_without_affine"
+        assert values[f"{key}_epsilon"] == (1e-5 if norm.endswith("output_norm") else 1e-6)
 
 
 # Configurations
