@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sam3d_gguf.convert.binding import BoundContract, Precision
+from sam3d_gguf.convert.contract import load_model_contract
 from sam3d_gguf.convert.contract_types import Semantics
 from sam3d_gguf.convert.gguf_format import (
     GgufValue,
@@ -28,6 +29,7 @@ PIPELINE_KEY = "sam3d.source.pipeline"
 COMPANION_PREFIX = "sam3d.companion."
 NUMBERED_KEY = "sam3d.mhr.numbered"
 _TENSOR_LAYOUT = "torch_contiguous; ggml_dimensions_reversed; no_data_transpose"
+_CHANNELS_LAST = "torch_contiguous; ggml_dimensions_reversed; channels_last_as_the_contract_says"
 _ALIGNMENT = 32
 # llama.cpp's numbers for general.file_type, which viewers show: ALL_F32, MOSTLY_F16, MOSTLY_BF16.
 _FILE_TYPES: Mapping[tuple[str, Precision], int] = {
@@ -129,7 +131,7 @@ def single_metadata(
         "sam3d.component": string(model),
         "sam3d.layout": string("single"),
         "sam3d.precision": string(provenance.precision),
-        "sam3d.tensor_layout": string(_TENSOR_LAYOUT),
+        "sam3d.tensor_layout": string(_tensor_layout(model)),
         "sam3d.origin": string("pinned" if pinned else "unpinned"),
         **_source(source_key(model), source),
         **semantics,
@@ -150,6 +152,13 @@ def single_metadata(
     if provenance.numbered:
         values[NUMBERED_KEY] = array(ValueType.STRING, provenance.numbered)
     return values
+
+
+def _tensor_layout(model: Model) -> str:
+    """Whether the data of every tensor is in the source's order."""
+    entries = load_model_contract(model).entries
+    moved = any(entry.layout == "channels_last" for entry in entries)
+    return _CHANNELS_LAST if moved else _TENSOR_LAYOUT
 
 
 def source_key(model: Model) -> str:

@@ -338,7 +338,7 @@ def _model_of(file: OpenedFile, result: Verification) -> Model:
     }
     if len(models) == 1 or not said.keys() - {"body"}:
         return models[0]
-    sized = [model for model, source in said.items() if source.bytes == file.size]
+    sized: list[Model] = [model for model, source in said.items() if source.bytes == file.size]
     if len(sized) > 1:
         sha256 = hash_file(file.source).sha256
         sized = [model for model in sized if said[model].sha256 == sha256] or sized

@@ -1,7 +1,7 @@
 """Every command that the documentation shows, run in order, page by page.
 
 The pages show commands on Meta's files, which are gated. Here the synthetic files of
-`tests/fixtures/tiny-body-a` lie under the official names; `STAND_IN` is all in which their commands
+`tests/fixtures/tiny-body-a` and `tests/fixtures/tiny-objects-a` lie under the official names; `STAND_IN` is all in which their commands
 and output differ from those of the official files. Commands on files in `finetuned/` show what
 happens to files that aren't official, and are run and compared as they stand.
 """
@@ -16,10 +16,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import objects_facts
 import pytest
 from doc_pages import PAGES, ROOT, Example, examples, fences, indented_code
 from facts import TINY
 from PIL import Image
+from tiny_objects import moge
 
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.native import load_native_components
@@ -77,6 +79,10 @@ STAND_IN = StandIn(
     appended={"sam3d-convert": " --allow-unpinned", "sam3d-extract": " --allow-unpinned"},
     rows={
         "body.gguf": (len(_BODY.tensors), 2_131_905_472, None),
+        "slat_decoder_mesh.gguf": (120, 363_727_328, None),
+        "slat_decoder_gs_4.gguf": (101, 170_253_920, None),
+        "slat_decoder_gs.gguf": (101, 171_460_352, None),
+        "ss_decoder.gguf": (74, 147_600_096, None),
         "mhr-lod1.gguf": (_ANSWERS.mhr_gguf.tensors, _ANSWERS.mhr_gguf.bytes, "equal"),
         "body-dinov3-backbone.gguf": (
             _ANSWERS.body_backbone_safetensors.tensors,
@@ -168,6 +174,9 @@ def scratch(tmp_path: Path) -> Path:
         shutil.copy(TINY / "model.ckpt", folder)
         shutil.copy(TINY / "model_config.yaml", folder)
     shutil.copy(TINY / "mhr_model.stub.pt", tmp_path / "assets" / "mhr_model.pt")
+    shutil.copytree(objects_facts.TINY, tmp_path / "checkpoints")
+    (tmp_path / "moge").mkdir()
+    moge(tmp_path / "moge" / "model.pt")
     Image.open(TINY / "input.png").save(tmp_path / "photo.jpg")
     return tmp_path
 
@@ -191,6 +200,7 @@ def test_the_users_pages_show_commands() -> None:
         "inspect.md",
         "formats.md",
         "running.md",
+        "converting-objects.md",
     }
 
 

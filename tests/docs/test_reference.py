@@ -163,7 +163,7 @@ def test_keys_of_official_files(model: Model, mhr: bool) -> None:
 
 @pytest.mark.parametrize("model", CONTRACTS)
 def test_the_digest_covers_the_keys_that_the_page_names(model: Model) -> None:
-    prefixes = ("sam3d.body.", "sam3d.mhr.")
+    prefixes = ("sam3d.body.", "sam3d.mhr.", "sam3d.objects.")
     everything = documented_keys(model=model)
     covered = {k for k in everything if k.startswith(prefixes) and k != "sam3d.mhr.numbered"}
     assert covered == model_keys(model).keys()
@@ -310,7 +310,7 @@ def numbered(sentence: str) -> dict[str, int]:
 
 def test_numbers_of_types() -> None:
     tensor_types = numbered("The GGML numbers of these types are")
-    assert tensor_types == {name: int(GgmlType[name]) for name in ("F32", "I32", "BF16")}
+    assert tensor_types == {name: int(GgmlType[name]) for name in ("F32", "F16", "I32", "BF16")}
     value_types = numbered("The value types in use are")
     assert value_types == {name: int(ValueType[name]) for name in value_types}
     kinds = {kind for model in CONTRACTS for kind in documented_keys(model=model).values()}
@@ -493,6 +493,8 @@ def options(command: str) -> list[str]:
         ("convert.md", (2,), "sam3d-extract mhr"),
         ("verify.md", (0,), "sam3d-verify"),
         ("inspect.md", (0,), "sam3d-inspect"),
+        ("converting-objects.md", (0,), "sam3d-convert objects"),
+        ("converting-objects.md", (1,), "sam3d-extract objects"),
         ("running.md", (0, 2), "sam3d-run body"),
         ("running.md", (1, 2), "sam3d-run mhr"),
         ("running.md", (3,), "sam3d-run"),
@@ -584,6 +586,13 @@ def test_official_files() -> None:
     for row, same in zip(table, pins, strict=True):
         assert {pin.repository for pin in same} == set(code_words(row[1]))
     assert all(len({(pin.path, pin.sha256) for pin in same}) == 1 for same in pins)
+
+
+def test_official_files_of_objects() -> None:
+    (table,) = tables(section(read("converting-objects.md"), "Input"))
+    pins = [f for f in load_sources().files if f.repository == "facebook/sam-3d-objects"]
+    assert table == [[f"`{f.path}`", f"{f.bytes:,}", f"`{f.sha256}`"] for f in pins]
+    assert {f.revision for f in pins} <= set(code_words(read("converting-objects.md")))
 
 
 def test_published_safetensors() -> None:
@@ -707,7 +716,12 @@ def test_memory_of_the_official_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "title"), [("convert.md", "Errors"), ("running.md", "Troubleshooting")]
+    ("page", "title"),
+    [
+        ("convert.md", "Errors"),
+        ("converting-objects.md", "Errors"),
+        ("running.md", "Troubleshooting"),
+    ],
 )
 def test_error_messages_exist(page: str, title: str) -> None:
     (table,) = tables(section(read(page), title))
