@@ -6,11 +6,12 @@
 1024
 
 The YAML is read without anything that can run code, refer to another place or mean two things:
-tags, anchors, aliases, merge keys, duplicate keys and more than one document are refused.
+tags, anchors, aliases, merge keys, duplicate keys, NaN and more than one document are refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -169,5 +170,14 @@ class _StrictLoader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        value = float(super().construct_yaml_float(node))
+        if math.isnan(value):  # which no bound of a schema would notice
+            self._refuse("NaN is not supported", node)
+        return value
+
     def _refuse(self, problem: str, at: Any) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_yaml_float)

@@ -16,7 +16,9 @@ from objects_facts import PARTS, TINY, inventory
 from oracle_program import Expected, expected_tensors
 from tiny_objects import MOGE_CONFIG, Tensors, copy, files, moge, request, rewrite
 from tiny_release import Source, all_text, load_file, names_in, read_json
+from typer.testing import CliRunner
 
+from sam3d_gguf.cli import extract as extract_command
 from sam3d_gguf.convert.contract import load_model_contract
 from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensorSpec
 from sam3d_gguf.convert.gguf_reader import read_gguf
@@ -267,6 +269,19 @@ def test_extraction(tmp_path: Path) -> None:
     assert {"what": "__mixhavior__", "reason": "not a tensor: dict of 0"} in report["left_out"]
     assert {row["class"] for row in report["tensors"]} == {"learned", "constant", "training"}
     assert len(done) == 3
+
+
+def test_extraction_as_json(tmp_path: Path) -> None:
+    options = ["--checkpoint-dir", str(TINY), "--out", str(tmp_path / "out"), "--allow-unpinned"]
+    parts = ["--parts", "slat_decoder_gs,slat_decoder_gs_4", "--json"]
+    done = CliRunner().invoke(extract_command.app, ["objects", *options, *parts])
+    assert done.exit_code == 0
+    reports = json.loads(done.stdout)
+    assert [report["model"] for report in reports] == [
+        "objects.slat_decoder_gs_4",
+        "objects.slat_decoder_gs",
+    ]
+    assert names_in(tmp_path / "out") == ["slat_decoder_gs", "slat_decoder_gs_4"]
 
 
 def test_inspection(objects: Path) -> None:

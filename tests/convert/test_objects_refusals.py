@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from sam3d_gguf.cli import convert as convert_command
 from sam3d_gguf.convert.gguf_format import boolean, float32, uint32
-from sam3d_gguf.convert.objects import convert_objects
+from sam3d_gguf.convert.objects import convert_objects, extract_objects
 from sam3d_gguf.convert.verify import verify
 from sam3d_gguf.manifests.known_answers import load_known_answers
 from sam3d_gguf.manifests.sources import load_sources
@@ -142,6 +142,7 @@ def test_a_gaussian_decoder_in_the_place_of_the_other(tmp_path: Path) -> None:
         ("ss_decoder", "num_res_blocks: 2", "num_res_blocks: 3", "num_res_blocks"),
         ("slat_decoder_gs", "num_heads: 4", "num_heads: 4\nqk_rms_norm: true", "qk_rms_norm"),
         ("slat_decoder_mesh", "mlp_ratio: 0.125", "mlp_ratio: 4", "mlp.mlp.0.weight"),
+        ("slat_decoder_mesh", "mlp_ratio: 0.125", "mlp_ratio: .nan", "NaN is not supported"),
         ("slat_decoder_mesh", "device: cpu", "device: /dev/null", "device"),
     ],
 )  # fmt: skip
@@ -231,6 +232,17 @@ def test_a_depth_model_that_is_not_asked_for(tmp_path: Path) -> None:
     model = moge(tmp_path / "model.pt")
     with pytest.raises(InputError, match="its file needs the part"):
         convert_objects(request(tmp_path / "out", parts=("ss_decoder",), moge=model))
+
+
+def test_an_extraction_of_which_a_part_fails(tmp_path: Path) -> None:
+    folder = copy(tmp_path / "in", "ss_decoder", "slat_decoder_gs")
+    (folder / "slat_decoder_gs.ckpt").write_bytes(
+        (folder / "slat_decoder_gs.ckpt").read_bytes().replace(b"FloatStorage", b"CloatStorage")
+    )
+    parts = ("slat_decoder_gs", "ss_decoder")
+    with pytest.raises(InputError):
+        extract_objects(request(tmp_path / "out", checkpoint_dir=folder, parts=parts))
+    assert names_in(tmp_path) == ["in"]
 
 
 def test_a_folder_that_exists(tmp_path: Path) -> None:
