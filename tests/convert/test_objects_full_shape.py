@@ -19,6 +19,9 @@ import pytest
 from objects_facts import PARTS
 from oracle_program import FULL_SHAPE, Expected, expected_tensors, full_shape_objects, run_oracle
 
+from benchmarks.measure import Measurement
+from benchmarks.measure import run as measured
+
 pytestmark = [pytest.mark.slow, pytest.mark.oracle]
 
 LONG = {
@@ -33,15 +36,23 @@ def run(command: str, *arguments: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def release() -> Generator[Path]:
-    """A release of all parts, removed afterwards."""
+def converted() -> Generator[tuple[Path, Measurement]]:
+    """A release of all parts, removed afterwards, and what it took."""
     source = full_shape_objects()
     with tempfile.TemporaryDirectory(dir=FULL_SHAPE) as folder:
         out = Path(folder) / "objects"
-        run(
-            "sam3d-convert", "objects", "--checkpoint-dir", source, "--out", out, "--allow-unpinned"
-        )
-        yield out
+        command = [Path(sys.executable).parent / "sam3d-convert", "objects", "--allow-unpinned"]
+        yield out, measured([*command, "--checkpoint-dir", source, "--out", out])
+
+
+@pytest.fixture
+def release(converted: tuple[Path, Measurement]) -> Path:
+    """The release."""
+    return converted[0]
+
+
+def test_memory(converted: tuple[Path, Measurement]) -> None:
+    assert converted[1].peak_resident_bytes < 1 << 30
 
 
 def in_source_order(
