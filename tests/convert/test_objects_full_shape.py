@@ -41,8 +41,9 @@ def converted() -> Generator[tuple[Path, Measurement]]:
     source = full_shape_objects()
     with tempfile.TemporaryDirectory(dir=FULL_SHAPE) as folder:
         out = Path(folder) / "objects"
-        command = [Path(sys.executable).parent / "sam3d-convert", "objects", "--allow-unpinned"]
-        yield out, measured([*command, "--checkpoint-dir", source, "--out", out])
+        command = Path(sys.executable).parent / "sam3d-convert"
+        options = ("--checkpoint-dir", source, "--out", out, "--allow-unpinned")
+        yield out, measured([command, "objects", *options])
 
 
 @pytest.fixture

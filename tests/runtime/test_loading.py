@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from facts import TINY
@@ -62,6 +61,10 @@ def test_changed_data_are_refused_when_verified(single: Release, tmp_path: Path)
     load_weights(single.mhr, "mhr", verify=True)
 
 
+RUN: tuple[Model, ...] = ("body", "mhr")
+"""The models that can be run."""
+
+
 def indices(role: Model) -> list[str]:
     """The integer tensors of a model."""
     name: ContractName = "body" if role == "body" else "mhr.lod1"
@@ -69,9 +72,7 @@ def indices(role: Model) -> list[str]:
 
 
 @pytest.mark.parametrize("value", [-5, 2**31 - 1])
-@pytest.mark.parametrize(
-    ("role", "name"), [(role, name) for role in get_args(Model) for name in indices(role)]
-)
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role in RUN for name in indices(role)])
 def test_changed_indices_are_always_refused(
     single: Release, tmp_path: Path, role: Model, name: str, value: int
 ) -> None:
