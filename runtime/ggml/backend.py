@@ -19,9 +19,11 @@ from sam3d_gguf.runtime.ggml.host_memory import (
 )
 from sam3d_gguf.runtime.ggml.library import (
     VULKAN_MODULE,
+    Attention,
     Library,
     LibraryFile,
     Precision,
+    load_attention,
     load_blas_module,
     load_vulkan_module,
 )
@@ -91,11 +93,16 @@ def _describe(library: Library, address: int, backend: BackendName, index: int) 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A backend that computes large products on the CPU's memory in the CPU backend's place."""
+    """A backend that computes large products on the CPU's memory in the CPU backend's place.
+
+    Attributes:
+        attention: made of its products, as an operation of the CPU backend, where it was built.
+    """
 
     name: str
     device: int
     address: int
+    attention: Attention | None
 
 
 class Backend(Closing):
@@ -163,8 +170,9 @@ class Backend(Closing):
         registry = self.library.pointer("ggml_backend_reg_by_name", b"BLAS")
         device = self.library.pointer("ggml_backend_reg_dev_get", registry, 0)
         address = self.library.pointer("ggml_backend_dev_init", device, None)
-        self.accelerator = Accelerator("BLAS", device, address)
-        self.files = (*self.files, module)
+        attention = load_attention(self.library.directory)
+        self.accelerator = Accelerator("BLAS", device, address, attention)
+        self.files = (*self.files, module, *([attention.file] if attention else []))
 
     def free_memory(self) -> int:
         """Bytes that are free on the device now."""

@@ -100,6 +100,10 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_soft_max_ext": (_P, (_P, _P, _P, _F, _F)),
     "ggml_flash_attn_ext": (_P, (_P, _P, _P, _P, _P, _F, _F, _F)),
     "ggml_flash_attn_ext_set_prec": (_U, (_P, _I)),
+    "ggml_custom_4d": (
+        _P,
+        (_P, _I, _L, _L, _L, _L, ctypes.POINTER(_P), _I, _P, _I, _P),
+    ),
     "ggml_relu": (_P, (_P, _P)),
     "ggml_gelu_erf": (_P, (_P, _P)),
     "ggml_swiglu_split": (_P, (_P, _P, _P)),

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
-from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, LOG_CALLBACK
+from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, LOG_CALLBACK, TensorStruct
 from sam3d_gguf.runtime.ggml.host_memory import BLAS_LIBRARY, HEADROOM, require_memory
 from sam3d_gguf.schemas.strict_json import shorten
 
 GGML_VERSION = "0.15.3"
+MAX_BLOCK = 4096
 DIRECTORY_VARIABLE = "SAM3D_GGML_LIBRARY_DIR"
 CORE_LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")
 VULKAN_MODULE = "libggml-vulkan.so"
 BLAS_MODULE = "libggml-blas.so"
+ATTENTION_MODULE = "libsam3d-attention.so"
 
 Precision = Literal["strict-f32", "fast"]
 
@@ -50,6 +52,21 @@ class LibraryFile:
 
     path: Path
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A function that computes attention as a custom operation of the CPU backend.
+
+    Attributes:
+        address: of the function.
+        block: queries whose scores each thread keeps.
+        file: the library that it is in.
+    """
+
+    address: int
+    block: int
+    file: LibraryFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +211,35 @@ def load_blas_module(library: Library) -> LibraryFile | None:
             action="Run `just setup-blas` again, or remove the file.",
         )
     return file
+
+
+def load_attention(directory: Path) -> Attention | None:
+    """Attention on BLAS, which `just setup-blas` builds too; None where the file is missing.
+
+    To be called after `load_blas_module`, which loads OpenBLAS.
+
+    Raises:
+        BackendError: others can write to the file, it does not load, or is for another libggml.
+    """
+    path = directory / ATTENTION_MODULE
+    if not path.exists():
+        return None
+    _check_trusted(path)
+    file = LibraryFile(path, _sha256(path))
+    handle = _open(path)
+    try:
+        layout = tuple((ctypes.c_int64 * 3).in_dll(handle, "sam3d_attention_layout"))
+        address = ctypes.cast(handle.sam3d_attention, ctypes.c_void_p).value
+    except (AttributeError, ValueError):
+        layout, address = (), None
+    expected = (TensorStruct.src.offset, TensorStruct.data.offset)
+    if not address or layout[:2] != expected or not 1 <= layout[2] <= MAX_BLOCK:
+        raise BackendError(
+            "the attention module is not this version's",
+            where=str(path),
+            action="Run `just setup-blas` again, or remove the file.",
+        )
+    return Attention(address, layout[2], file)
 
 
 def _strict_environment() -> bool:

@@ -16,6 +16,7 @@ import pytest
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, DeviceProperties, InitParams, TensorStruct
 from sam3d_gguf.runtime.ggml.library import (
+    ATTENTION_MODULE,
     BLAS_MODULE,
     CORE_LIBRARIES,
     DIRECTORY_VARIABLE,
@@ -229,15 +230,38 @@ with open_backend(load_library(), "cpu", threads=2) as backend:
         np.testing.assert_allclose(y, np.maximum(2 * a @ b.T, 0), rtol=1e-5, atol=1e-5)
     print(*(node.backend for node in graph.nodes()), *(f.path.name for f in backend.files[3:]))
     graph.close()
+    builder = GraphBuilder(arena, "attention")
+    tokens = builder.input("tokens", (2, 300, 4, 32))
+    heads = builder.permute(tokens, (0, 2, 1, 3))
+    builder.output("y", builder.attention(heads, heads, heads))
+    graph = builder.build()
+    a = np.random.default_rng(2).standard_normal((2, 300, 4, 32)).astype(np.float32)
+    h = a.astype(np.float64).swapaxes(1, 2)
+    weights = np.exp(h @ h.swapaxes(2, 3) / 32 ** 0.5)
+    expected = (weights / weights.sum(3, keepdims=True) @ h).swapaxes(1, 2).reshape(2, 300, 128)
+    np.testing.assert_allclose(graph.run({"tokens": a})["y"], expected, rtol=1e-5, atol=1e-5)
+    print(*(node.operation for node in graph.nodes() if node.operation == "CUSTOM"))
+    graph.close()
     arena.close()
 """
 
 
 @pytest.mark.skipif(
+    not (load_library().directory / ATTENTION_MODULE).exists(), reason="just setup-blas did not run"
+)
+def test_blas_takes_the_large_products_and_attention() -> None:
+    run = run_python(BLAS)
+    modules = [BLAS_MODULE, ATTENTION_MODULE]
+    assert run.stdout.split() == ["CPU", "BLAS", "CPU", *modules, "CUSTOM"], run.stderr
+
+
+@pytest.mark.skipif(
     not (load_library().directory / BLAS_MODULE).exists(), reason="just setup-blas did not run"
 )
-def test_blas_takes_the_large_products() -> None:
-    run = run_python(BLAS)
+def test_blas_without_the_attention_module(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    shutil.copy(load_library().directory / BLAS_MODULE, folder)
+    run = run_python(BLAS, **{DIRECTORY_VARIABLE: str(folder)})
     assert run.stdout.split() == ["CPU", "BLAS", "CPU", BLAS_MODULE], run.stderr
 
 
