@@ -149,8 +149,9 @@ def load_vulkan_module(library: Library, precision: Precision) -> LibraryFile:
         raise BackendError(
             "the Vulkan backend does not load",
             where=str(path),
-            expected="a Vulkan loader (libvulkan.so.1) and a module built for this libggml",
-            action="Run `just setup-vulkan` again.",
+            expected="a Vulkan loader (libvulkan.so.1), a driver, and a module built for this libggml",
+            action="Install the GPU's driver, or Mesa's (on Debian mesa-vulkan-drivers); "
+            "else run `just setup-vulkan` again.",
         )
     return file
 
