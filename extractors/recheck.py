@@ -33,10 +33,14 @@ _Bytes = NDArray[np.uint8]
 _HASHED_AT_ONCE = 4
 
 Maker = Literal["reader", "extraction"]
-_ACTIONS: Mapping[Maker, str] = {
-    "reader": "",
-    "extraction": "The extraction was changed after it was made: extract again",
+_WHOSE: Mapping[Maker, tuple[str, str]] = {
+    "reader": ("the reader's ", ""),
+    "extraction": (
+        "the extraction's ",
+        "The extraction was changed after it was made: extract again",
+    ),
 }
+"""Whose files differ from the source, and what to do then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +76,15 @@ def recheck(
     Raises:
         InputError: the header is not the canonical one, the size differs, or a tensor's bytes do.
     """
+    whose, action = _WHOSE[maker]
     specs = [SafetensorsSpec(t.name, t.dtype, t.shape) for t in product.tensors]
     header, entries = canonical_header(specs)
     size = len(header) + (entries[-1].end if entries else 0)
     if file.size != size or file.pread(0, len(header)) != header:
         raise InputError(
-            f"the {maker}'s file has another header or size than its tensors give",
+            f"{whose}file has another header or size than its tensors give",
             where=product.file,
-            action=_ACTIONS[maker],
+            action=action,
         )
     regions = [Region(len(header) + entry.begin, entry.nbytes) for entry in entries]
     ring = BlockRing(1)
@@ -88,10 +93,10 @@ def recheck(
     def compare(index: int, block: memoryview) -> None:
         if not streams[index].equals(np.frombuffer(block, np.uint8)):
             raise InputError(
-                f"the {maker}'s bytes of the tensor {product.tensors[index].name!r} are not those "
+                f"{whose}bytes of the tensor {product.tensors[index].name!r} are not those "
                 "that the source holds",
                 where=product.file,
-                action=_ACTIONS[maker],
+                action=action,
             )
 
     with DiskSource(file.fd, file.name) as read:
