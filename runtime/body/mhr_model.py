@@ -71,16 +71,16 @@ class MhrModel(Closing):
         verify: bool = False,
     ) -> Self:
         """Open an MHR GGUF, check it, and place it on a device; see `BodyModel.load`."""
-        weights = load_weights(Path(path), "mhr", verify=verify)
-        opened = open_backend(
-            load_library(),
-            backend,
-            device=device,
-            threads=threads,
-            precision=precision,
-            expect_device=expect_device,
-        )
-        return cls(weights, opened, owns_backend=True)
+        with load_weights(Path(path), "mhr", verify=verify) as weights:
+            opened = open_backend(
+                load_library(),
+                backend,
+                device=device,
+                threads=threads,
+                precision=precision,
+                expect_device=expect_device,
+            )
+            return cls(weights, opened, owns_backend=True)
 
     def __call__(
         self, identity: ArrayLike, parameters: ArrayLike, expression: ArrayLike | None = None

@@ -55,7 +55,6 @@ class Device:
     type: DeviceType
     memory_free: int
     memory_total: int
-    host_pointers: bool
     address: int
 
 
@@ -86,7 +85,6 @@ def _describe(library: Library, address: int, backend: BackendName, index: int) 
         type=_DEVICE_TYPES[int(properties.type)],
         memory_free=free,
         memory_total=int(properties.memory_total),
-        host_pointers=bool(properties.caps_buffer_from_host_ptr),
         address=address,
     )
 

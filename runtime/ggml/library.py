@@ -166,8 +166,9 @@ def load_vulkan_module(library: Library, precision: Precision) -> LibraryFile:
         raise BackendError(
             "the Vulkan backend does not load",
             where=str(path),
-            expected="a Vulkan loader (libvulkan.so.1) and a module built for this libggml",
-            action="Run `just setup-vulkan` again.",
+            expected="a Vulkan loader (libvulkan.so.1), a driver, and a module built for this libggml",
+            action="Install the GPU's driver, or Mesa's (on Debian mesa-vulkan-drivers); "
+            "else run `just setup-vulkan` again.",
         )
     return file
 
@@ -228,18 +229,18 @@ def load_attention(directory: Path) -> Attention | None:
     file = LibraryFile(path, _sha256(path))
     handle = _open(path)
     try:
-        layout = tuple((ctypes.c_int64 * 3).in_dll(handle, "sam3d_attention_layout"))
+        sources, data, block = (ctypes.c_int64 * 3).in_dll(handle, "sam3d_attention_layout")
         address = ctypes.cast(handle.sam3d_attention, ctypes.c_void_p).value
     except (AttributeError, ValueError):
-        layout, address = (), None
+        sources, data, block, address = 0, 0, 0, None
     expected = (TensorStruct.src.offset, TensorStruct.data.offset)
-    if not address or layout[:2] != expected or not 1 <= layout[2] <= MAX_BLOCK:
+    if not address or (sources, data) != expected or not 1 <= block <= MAX_BLOCK:
         raise BackendError(
             "the attention module is not this version's",
             where=str(path),
             action="Run `just setup-blas` again, or remove the file.",
         )
-    return Attention(address, layout[2], file)
+    return Attention(address, block, file)
 
 
 def _strict_environment() -> bool:

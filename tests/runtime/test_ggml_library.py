@@ -21,6 +21,7 @@ from sam3d_gguf.runtime.ggml.library import (
     CORE_LIBRARIES,
     DIRECTORY_VARIABLE,
     GGML_VERSION,
+    VULKAN_MODULE,
     Library,
     load_library,
 )
@@ -244,6 +245,20 @@ with open_backend(load_library(), "cpu", threads=2) as backend:
     graph.close()
     arena.close()
 """
+
+
+DEVICES = "from sam3d_gguf.cli.run import app; app(['--list-devices', '--json'])"
+
+
+def test_devices_are_listed_without_a_vulkan_module_that_does_not_load(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    (folder / VULKAN_MODULE).write_bytes(b"not a library")
+    run = run_python(DEVICES, **{DIRECTORY_VARIABLE: str(folder)})
+    assert run.returncode == 0, run.stderr
+    assert [device["name"] for device in json.loads(run.stdout)["devices"]] == ["CPU"]
+    assert "warning: " in run.stderr
+    assert "the Vulkan backend does not load; expected a Vulkan loader" in run.stderr
+    assert "mesa-vulkan-drivers" in run.stderr
 
 
 @pytest.mark.skipif(

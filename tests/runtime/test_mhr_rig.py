@@ -24,7 +24,8 @@ from sam3d_gguf.runtime.loading import load_weights
 
 @pytest.fixture(scope="module")
 def rig(model_files: tuple[Path, Path]) -> MhrRig:
-    return load_rig(load_weights(model_files[1], "mhr"))
+    with load_weights(model_files[1], "mhr") as weights:
+        return load_rig(weights)
 
 
 def as_matrix(state: NDArray[np.float64]) -> NDArray[np.float64]:

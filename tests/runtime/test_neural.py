@@ -42,7 +42,7 @@ def test_every_stage_on_the_cpu(threads: int) -> None:
     with open_backend(load_library(), "cpu", threads=threads) as backend:
         found, nodes = capture(backend)
     assert failures(found) == []
-    assert {node.buffer for node in nodes} == {"CPU", "CPU_Mapped"}
+    assert {node.buffer for node in nodes} == {"CPU"}
     assert {node.backend for node in nodes} <= {"CPU", "BLAS"}
     assert all(node.name for node in nodes)
 
