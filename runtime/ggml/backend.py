@@ -197,12 +197,13 @@ class Backend(Closing):
         Raises:
             BackendError: this machine has no memory or threads for it.
         """
-        blas = 0 if self.accelerator is None else BLAS_THREAD * self._threads
-        require_memory(HEADROOM + blas, "the next step")
+        require_memory(HEADROOM, "the next step")
         # OpenMP keeps the threads that it has started for a thread.
         if not getattr(self._checked, "threads", False):
             require_threads(self._threads - 1)
             self._checked.threads = True
+        if self.accelerator is not None:
+            require_memory(HEADROOM + BLAS_THREAD * self._threads, "the next step")
 
     def close(self) -> None:
         """Frees the backend; its weights and graphs must be closed before."""
