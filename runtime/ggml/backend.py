@@ -19,12 +19,12 @@ from sam3d_gguf.runtime.ggml.host_memory import (
 )
 from sam3d_gguf.runtime.ggml.library import (
     VULKAN_MODULE,
-    Attention,
+    Kernels,
     Library,
     LibraryFile,
     Precision,
-    load_attention,
     load_blas_module,
+    load_kernels,
     load_vulkan_module,
 )
 from sam3d_gguf.schemas.closing import Closing
@@ -94,13 +94,13 @@ class Accelerator:
     """A backend that computes large products on the CPU's memory in the CPU backend's place.
 
     Attributes:
-        attention: made of its products, as an operation of the CPU backend, where it was built.
+        kernels: operations of the CPU backend made for use with it, where they were built.
     """
 
     name: str
     device: int
     address: int
-    attention: Attention | None
+    kernels: Kernels | None
 
 
 class Backend(Closing):
@@ -168,9 +168,9 @@ class Backend(Closing):
         registry = self.library.pointer("ggml_backend_reg_by_name", b"BLAS")
         device = self.library.pointer("ggml_backend_reg_dev_get", registry, 0)
         address = self.library.pointer("ggml_backend_dev_init", device, None)
-        attention = load_attention(self.library.directory)
-        self.accelerator = Accelerator("BLAS", device, address, attention)
-        self.files = (*self.files, module, *([attention.file] if attention else []))
+        kernels = load_kernels(self.library.directory)
+        self.accelerator = Accelerator("BLAS", device, address, kernels)
+        self.files = (*self.files, module, *([kernels.file] if kernels else []))
 
     def free_memory(self) -> int:
         """Bytes that are free on the device now."""

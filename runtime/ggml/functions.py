@@ -104,6 +104,7 @@ FUNCTIONS: Mapping[str, Signature] = {
         _P,
         (_P, _I, _L, _L, _L, _L, ctypes.POINTER(_P), _I, _P, _I, _P),
     ),
+    "ggml_custom_inplace": (_P, (_P, _P, ctypes.POINTER(_P), _I, _P, _I, _P)),
     "ggml_relu": (_P, (_P, _P)),
     "ggml_gelu_erf": (_P, (_P, _P)),
     "ggml_swiglu_split": (_P, (_P, _P, _P)),

@@ -27,7 +27,7 @@ DIRECTORY_VARIABLE = "SAM3D_GGML_LIBRARY_DIR"
 CORE_LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")
 VULKAN_MODULE = "libggml-vulkan.so"
 BLAS_MODULE = "libggml-blas.so"
-ATTENTION_MODULE = "libsam3d-attention.so"
+KERNELS_MODULE = "libsam3d-kernels.so"
 
 Precision = Literal["strict-f32", "fast"]
 
@@ -55,16 +55,18 @@ class LibraryFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """A function that computes attention as a custom operation of the CPU backend.
+class Kernels:
+    """Functions that the CPU backend calls as custom operations; addresses but for the last two.
 
     Attributes:
-        address: of the function.
-        block: queries whose scores each thread keeps.
-        file: the library that it is in.
+        block: queries whose scores each thread of `attention` keeps.
+        file: the library that they are in.
     """
 
-    address: int
+    attention: int
+    norm: int
+    gate: int
+    rotate: int
     block: int
     file: LibraryFile
 
@@ -214,33 +216,36 @@ def load_blas_module(library: Library) -> LibraryFile | None:
     return file
 
 
-def load_attention(directory: Path) -> Attention | None:
-    """Attention on BLAS, which `just setup-blas` builds too; None where the file is missing.
+def load_kernels(directory: Path) -> Kernels | None:
+    """Operations on BLAS, which `just setup-blas` builds too; None where the file is missing.
 
     To be called after `load_blas_module`, which loads OpenBLAS.
 
     Raises:
         BackendError: others can write to the file, it does not load, or is for another libggml.
     """
-    path = directory / ATTENTION_MODULE
+    path = directory / KERNELS_MODULE
     if not path.exists():
         return None
     _check_trusted(path)
     file = LibraryFile(path, _sha256(path))
     handle = _open(path)
     try:
-        sources, data, block = (ctypes.c_int64 * 3).in_dll(handle, "sam3d_attention_layout")
-        address = ctypes.cast(handle.sam3d_attention, ctypes.c_void_p).value
-    except (AttributeError, ValueError):
-        sources, data, block, address = 0, 0, 0, None
-    expected = (TensorStruct.src.offset, TensorStruct.data.offset)
-    if not address or (sources, data) != expected or not 1 <= block <= MAX_BLOCK:
+        sources, data, block = (ctypes.c_int64 * 3).in_dll(handle, "sam3d_kernels_layout")
+        attention, norm, gate, rotate = (
+            ctypes.cast(getattr(handle, f"sam3d_{name}"), ctypes.c_void_p).value or 0
+            for name in ("attention", "norm", "gate", "rotate")
+        )
+        expected = (TensorStruct.src.offset, TensorStruct.data.offset)
+        if (sources, data) != expected or not 1 <= block <= MAX_BLOCK:
+            raise ValueError("another layout")
+    except (AttributeError, ValueError) as error:
         raise BackendError(
-            "the attention module is not this version's",
+            "the module is not this version's",
             where=str(path),
             action="Run `just setup-blas` again, or remove the file.",
-        )
-    return Attention(address, block, file)
+        ) from error
+    return Kernels(attention, norm, gate, rotate, block, file)
 
 
 def _strict_environment() -> bool:

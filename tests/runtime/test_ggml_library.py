@@ -16,11 +16,11 @@ import pytest
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, DeviceProperties, InitParams, TensorStruct
 from sam3d_gguf.runtime.ggml.library import (
-    ATTENTION_MODULE,
     BLAS_MODULE,
     CORE_LIBRARIES,
     DIRECTORY_VARIABLE,
     GGML_VERSION,
+    KERNELS_MODULE,
     VULKAN_MODULE,
     Library,
     load_library,
@@ -262,18 +262,18 @@ def test_devices_are_listed_without_a_vulkan_module_that_does_not_load(tmp_path:
 
 
 @pytest.mark.skipif(
-    not (load_library().directory / ATTENTION_MODULE).exists(), reason="just setup-blas did not run"
+    not (load_library().directory / KERNELS_MODULE).exists(), reason="just setup-blas did not run"
 )
-def test_blas_takes_the_large_products_and_attention() -> None:
+def test_blas_takes_the_large_products_and_kernels_the_rest() -> None:
     run = run_python(BLAS)
-    modules = [BLAS_MODULE, ATTENTION_MODULE]
+    modules = [BLAS_MODULE, KERNELS_MODULE]
     assert run.stdout.split() == ["CPU", "BLAS", "CPU", *modules, "CUSTOM"], run.stderr
 
 
 @pytest.mark.skipif(
     not (load_library().directory / BLAS_MODULE).exists(), reason="just setup-blas did not run"
 )
-def test_blas_without_the_attention_module(tmp_path: Path) -> None:
+def test_blas_without_the_kernels(tmp_path: Path) -> None:
     folder = copy_of(load_library(), tmp_path)
     shutil.copy(load_library().directory / BLAS_MODULE, folder)
     run = run_python(BLAS, **{DIRECTORY_VARIABLE: str(folder)})

@@ -1,4 +1,4 @@
-"""The attention module's function, on a naive BLAS so that it needs no OpenBLAS, against NumPy."""
+"""The kernels of the CPU backend, on a naive BLAS so that they need no OpenBLAS, against NumPy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, TensorStruct
-from sam3d_gguf.runtime.ggml.library import ATTENTION_MODULE, load_attention, load_library
+from sam3d_gguf.runtime.ggml.library import KERNELS_MODULE, load_kernels, load_library
 
 Array = npt.NDArray[np.float32]
 
-SOURCE = Path(__file__).parents[2] / "runtime/ggml/modules/attention.cpp"
+SOURCE = Path(__file__).parents[2] / "runtime/ggml/modules/kernels.cpp"
 NAIVE_BLAS = """
 enum { CblasRowMajor, CblasNoTrans, CblasTrans };
 static inline void cblas_sgemm(int, int, int b_order, int m, int n, int k, float alpha,
@@ -38,9 +38,9 @@ static inline void cblas_sgemm(int, int, int b_order, int m, int n, int k, float
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("attention")
+    folder = tmp_path_factory.mktemp("kernels")
     (folder / "cblas.h").write_text(NAIVE_BLAS)
-    path = folder / ATTENTION_MODULE
+    path = folder / KERNELS_MODULE
     options = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-shared", "-fPIC"]
     subprocess.run(["c++", *options, f"-I{folder}", SOURCE, "-o", path], check=True)
     return path
@@ -55,17 +55,34 @@ def tensor(array: Array, sources: list[TensorStruct] | None = None) -> TensorStr
     return struct
 
 
-def attend(module: Path, q: Array, k: Array, v: Array, threads: int = 1) -> Array:
-    """Calls the function as each thread of GGML does, one after the other."""
-    function = ctypes.CDLL(str(module)).sam3d_attention
+def call(
+    module: Path,
+    name: str,
+    result: Array,
+    sources: list[Array],
+    threads: int,
+    parameter: int | None = None,
+) -> None:
+    """Calls a function as each thread of GGML does, one after the other."""
+    function = getattr(ctypes.CDLL(str(module)), f"sam3d_{name}")
     function.argtypes = [ctypes.POINTER(TensorStruct), ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    block = (ctypes.c_int64 * 3).in_dll(ctypes.CDLL(str(module)), "sam3d_attention_layout")[2]
-    scratch = np.full((1, threads, block, k.shape[2]), np.nan, np.float32)
+    structs = [tensor(padded(each)) for each in sources]
+    for thread in reversed(range(threads)):
+        function(ctypes.byref(tensor(padded(result), structs)), thread, threads, parameter)
+
+
+def padded(array: Array) -> Array:
+    return (
+        array.reshape(*([1] * (MAX_DIMS - array.ndim)), *array.shape) if array.ndim < 4 else array
+    )
+
+
+def attend(module: Path, q: Array, k: Array, v: Array, threads: int = 1) -> Array:
+    block = (ctypes.c_int64 * 3).in_dll(ctypes.CDLL(str(module)), "sam3d_kernels_layout")[2]
+    scratch = np.full((threads, block, k.shape[2]), np.nan, np.float32)
     batch, heads, tokens, width = q.shape
     result = np.full((batch, tokens, heads, width), np.nan, np.float32)
-    sources = [tensor(each) for each in (q, k, v, scratch)]
-    for thread in reversed(range(threads)):
-        function(ctypes.byref(tensor(result, sources)), thread, threads, None)
+    call(module, "attention", result, [q, k, v, scratch], threads)
     return result
 
 
@@ -138,17 +155,67 @@ def test_a_value_that_is_not_a_number_stays_one(module: Path, place: int) -> Non
     assert np.isnan(attend(module, q, k, v)).all()
 
 
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize("shape", [(1, 1, 5, 1), (2, 3, 5, 33), (1, 1, 7, 1280)])
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_layer_norm(module: Path, shape: tuple[int, ...], threads: int, offset: int) -> None:
+    x = normal(*shape) + np.float32(offset)
+    weight, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
+    epsilon = np.float32(1e-5)
+    result = np.full_like(x, np.nan)
+    call(module, "norm", result, [x, weight, bias], threads, int(epsilon.view(np.uint32)))
+    x64 = x.astype(np.float64)
+    centred = x64 - x64.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(result, centred / deviation * weight + bias, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize("width", [1, 7, 8, 29])
+def test_gate(module: Path, width: int, threads: int) -> None:
+    gate, x = normal(2, 3, width) * np.float32(5), normal(2, 3, width, seed=1)
+    biases = [normal(width, seed=2), normal(width, seed=3)]
+    gate64, x64 = gate.astype(np.float64) + biases[0], x.astype(np.float64) + biases[1]
+    call(module, "gate", gate, [gate, x, *biases], threads)
+    expected = gate64 / (1 + np.exp(-gate64)) * x64
+    np.testing.assert_allclose(gate, expected, rtol=2e-6, atol=1e-6)
+
+
+def test_gate_of_extreme_values(module: Path) -> None:
+    gate = np.array([-3e38, -1e4, -90, -1e-30, 0, 1e-30, 90, 1e4, 3e38, np.nan], np.float32)
+    expected = np.where(gate < -80, 0, np.where(np.abs(gate) < 1, gate / 2, gate))
+    zeros = np.zeros_like(gate)
+    call(module, "gate", gate, [gate, np.ones_like(gate), zeros, zeros], 1)
+    np.testing.assert_allclose(gate, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize("width", [2, 6, 64])
+def test_rotate(module: Path, width: int, threads: int) -> None:
+    whole = normal(2, 5, 7, width + 3)
+    x = whole[..., :width]
+    cosine, sine = normal(5, 1, width, seed=1), normal(5, 1, width, seed=2)
+    result = np.full(x.shape, np.nan, np.float32)
+    call(module, "rotate", result, [x, cosine, sine], threads)
+    expected = x.astype(np.float64) * cosine + np.roll(x, width // 2, axis=3) * sine.astype(float)
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("content", ["not a library", "another library"])
 def test_another_file_under_its_name_is_refused(tmp_path: Path, content: str) -> None:
     other = load_library().directory / "libggml-base.so"
     data = other.read_bytes() if content == "another library" else content.encode()
-    (tmp_path / ATTENTION_MODULE).write_bytes(data)
+    (tmp_path / KERNELS_MODULE).write_bytes(data)
     with pytest.raises(BackendError, match=r"does not load|not this version's"):
-        load_attention(tmp_path)
+        load_kernels(tmp_path)
 
 
 def test_the_module_is_loaded_and_hashed(module: Path, tmp_path: Path) -> None:
-    assert load_attention(tmp_path) is None
-    found = load_attention(module.parent)
+    assert load_kernels(tmp_path) is None
+    found = load_kernels(module.parent)
     assert found is not None
     assert found.file.sha256 == hashlib.sha256(module.read_bytes()).hexdigest()
