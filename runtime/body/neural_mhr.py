@@ -10,6 +10,7 @@ import numpy as np
 
 from sam3d_gguf.runtime.body.neural import FloatArray, MhrVertices, Taps
 from sam3d_gguf.runtime.body.neural_parts import Network, Parts
+from sam3d_gguf.runtime.geometry.arrays import Int32
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.graph import Graph
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
@@ -173,9 +174,7 @@ def _skin_table(weights: Weights) -> FloatArray:
     return table
 
 
-def _scatter(
-    weights: Weights, name: str, dense: FloatArray, rows: FloatArray, columns: FloatArray
-) -> None:
+def _scatter(weights: Weights, name: str, dense: FloatArray, rows: Int32, columns: Int32) -> None:
     """Adds the values of a tensor at their rows and columns."""
     if not (_within(rows, dense.shape[0]) and _within(columns, dense.shape[1])):
         raise ContractError(
@@ -186,5 +185,5 @@ def _scatter(
     np.add.at(dense, (rows, columns), weights.array(name))
 
 
-def _within(indices: FloatArray, end: int) -> bool:
+def _within(indices: Int32, end: int) -> bool:
     return bool(np.all((indices >= 0) & (indices < end)))
