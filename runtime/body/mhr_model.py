@@ -102,6 +102,8 @@ class MhrModel(Closing):
             if self._closed:
                 raise BackendError("the model is closed", action="Load it again.")
             parts = [self._part(shape, pose, face, start) for start in range(0, len(pose), CHUNK)]
+        if len(parts) == 1:
+            return parts[0]
         return MhrMesh(
             vertices=np.concatenate([part.vertices for part in parts]),
             states=np.concatenate([part.states for part in parts]),
