@@ -23,6 +23,7 @@ from sam3d_gguf.runtime.body.pose_head import PoseHead
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.weights import WeightTensor
 
 DENSE = "pose.dense.weight"
 
@@ -31,11 +32,11 @@ class Product:
     """MHR's corrective product alone, on the weights of the file."""
 
     def __init__(self, backend: Backend, mhr: Path) -> None:
-        weights = load_weights(mhr, "mhr")
-        self._hidden: npt.NDArray[np.float32] = np.maximum(
-            np.linspace(-1, 1, weights.tensor(DENSE).shape[1], dtype=np.float32), 0
-        )[None]
-        self._parts = Parts(WeightStore(backend, weights, [DENSE]), backend)
+        with load_weights(mhr, "mhr") as weights:
+            self._hidden: npt.NDArray[np.float32] = np.maximum(
+                np.linspace(-1, 1, weights.tensor(DENSE).shape[1], dtype=np.float32), 0
+            )[None]
+            self._parts = Parts(WeightStore(backend, weights, [DENSE]), backend)
 
     def __call__(self) -> serve.Arrays:
         def build(network: Network) -> None:
@@ -51,9 +52,10 @@ class Product:
 
 def float32_bytes(paths: tuple[tuple[Path, Model], ...]) -> int:
     """What the files' tensors take with every floating-point number as F32."""
-    tensors = [
-        tensor for path, model in paths for tensor in load_weights(path, model).tensors.values()
-    ]
+    tensors: list[WeightTensor] = []
+    for path, model in paths:
+        with load_weights(path, model) as weights:
+            tensors += weights.tensors.values()
     return sum(tensor.elements * (1 if tensor.type == "I8" else 4) for tensor in tensors)
 
 

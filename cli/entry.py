@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
@@ -16,6 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 FOUND_WRONG = 1
 FAILED = 2
 UNPRINTED = 3
+UNREAD = 128 + signal.SIGPIPE
+"""What shells give for a program whose reader went away, which is no fault: nothing is said of it."""
 
 
 class Command(TyperCommand):
@@ -41,7 +44,8 @@ def printing(*, complete: bool = False) -> Generator[None]:
     """Print the result in this block; `complete` says that its files are there whatever comes.
 
     Raises:
-        typer.Exit: standard output can't be written: `UNPRINTED` where the files are complete.
+        typer.Exit: standard output can't be written: `UNPRINTED` where the files are complete,
+            else `UNREAD` where its reader went away.
     """
     try:
         yield
@@ -115,17 +119,15 @@ def _guarded(run: Callable[[], object]) -> NoReturn:
 
 
 def _unprinted(error: OSError, *, complete: bool) -> int:
-    """Say that standard output can't be written; returns the exit code."""
+    """Say that standard output can't be written, unless its reader chose so; the exit code."""
     silence(sys.stdout)
+    gone = isinstance(error, BrokenPipeError)
+    if not gone:
+        rest = ". The output files are complete" if complete else ""
+        say(f"error: standard output can't be written: {error.strerror}{rest}")
     if complete:
-        say(
-            f"error: standard output can't be written: {error.strerror}. "
-            "The output files are complete"
-        )
         return UNPRINTED
-    if not isinstance(error, BrokenPipeError):
-        say(f"error: standard output can't be written: {error.strerror}")
-    return FAILED
+    return UNREAD if gone else FAILED
 
 
 def silence(stream: TextIO) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 from rich.table import Table
 
-from sam3d_gguf.cli.entry import printing
+from sam3d_gguf.cli.entry import printing, say
 from sam3d_gguf.cli.terminal import (
     DebugOption,
     JsonOption,
@@ -34,6 +34,7 @@ from sam3d_gguf.runtime.body import BodyModel, MhrModel
 from sam3d_gguf.runtime.body.cases import run_cases
 from sam3d_gguf.runtime.body.estimator import InferenceType
 from sam3d_gguf.runtime.ggml.backend import BackendName, Device, list_devices
+from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.library import (
     VULKAN_MODULE,
     Precision,
@@ -115,7 +116,11 @@ def devices(
         with reporting(debug):
             library = load_library()
             if (library.directory / VULKAN_MODULE).exists():
-                load_vulkan_module(library, "strict-f32")
+                try:
+                    load_vulkan_module(library, "strict-f32")
+                except BackendError as error:
+                    # What computes without it can be listed all the same.
+                    say(f"warning: {cell(str(error))}")
             with printing():
                 _print_devices(list_devices(library), as_json=as_json)
         raise typer.Exit(0)
@@ -202,7 +207,9 @@ def body(
                 for photo in _progress(photos):
                     written += run_photo(opened, photo, options, load_seconds)
             except BaseException:
-                _print_written(written, as_json=as_json and bool(written))
+                # The error that ended it is what counts, whether or not this can be written.
+                with contextlib.suppress(typer.Exit):
+                    _print_written(written, as_json=as_json and bool(written))
                 raise
         _print_written(written, as_json=as_json)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -53,6 +54,24 @@ class BindingError(ContractError):
             f"the tensors do not meet the contract {contract}\n{_listing(self.problems)}",
             where=where,
         )
+
+
+@contextlib.contextmanager
+def naming_file(name: str) -> Generator[None]:
+    """What the block refuses names this file before the tensor.
+
+    Raises:
+        ContractError: from the block.
+    """
+    try:
+        yield
+    except ContractError as error:
+        if error.where.startswith(name):
+            raise
+        where = f"{name}: {error.where}" if error.where else name
+        raise ContractError(
+            error.what, where=where, expected=error.expected, action=error.action
+        ) from error
 
 
 def pair_renamed(

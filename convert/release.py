@@ -36,6 +36,7 @@ from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.mhr_names import MhrNames, read_names
 from sam3d_gguf.convert.plan import PlannedFile
 from sam3d_gguf.convert.preflight import require_acceptable, require_kinds
+from sam3d_gguf.convert.problems import naming_file
 from sam3d_gguf.convert.products import (
     Products,
     kept_products_from_source,
@@ -158,7 +159,8 @@ def _bind_mhr(products: Products) -> _Mhr:
     bound = load_contract("mhr.lod1").bind(
         specs(products), official=source.origin == "pinned", where=source.name
     )
-    return _Mhr(products, bound, read_names(products, bound))
+    with naming_file(source.name):
+        return _Mhr(products, bound, read_names(products, bound))
 
 
 def _require_equal_dimensions(body: BoundContract, mhr: BoundContract) -> None:

@@ -15,6 +15,7 @@ from sam3d_gguf.convert.digests import content_sha256, semantics_sha256
 from sam3d_gguf.convert.gguf_format import GgmlType, GgufTensor, GgufValue, ValueType, array, string
 from sam3d_gguf.convert.gguf_writer import GgufLayout, GgufWriter
 from sam3d_gguf.convert.plan import PlannedFile, PlannedTensor
+from sam3d_gguf.convert.problems import naming_file
 from sam3d_gguf.convert.products import BlockReader, Products
 from sam3d_gguf.convert.rules import Checker, Zero, make_checkers
 from sam3d_gguf.extractors.materialize import upcast
@@ -72,7 +73,10 @@ def write_gguf(
     rules = planned.contract.value_rules()
     progress.stage(f"Write {planned.name}", layout.size)
     reader = products.reader()
-    with GgufWriter(publication, layout, progress.advance) as writer:
+    with (
+        naming_file(products.extraction.source.name),
+        GgufWriter(publication, layout, progress.advance) as writer,
+    ):
         for name in layout.tensors:
             tensor = planned.tensors[name]
             if tensor.bound is None:

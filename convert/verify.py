@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from sam3d_gguf.convert.binding import all_left_out
 from sam3d_gguf.convert.contract import load_model_contract
 from sam3d_gguf.convert.files import known_components
 from sam3d_gguf.convert.manifest import MAX_BYTES, Manifest, ManifestFile, left_out_items
+from sam3d_gguf.convert.metadata import CompanionDigests
 from sam3d_gguf.convert.plan import stored_once
 from sam3d_gguf.convert.products import products_from_source, specs
 from sam3d_gguf.convert.verify_file import FileReport, error_problems, verify_file
@@ -139,7 +141,7 @@ def verify(
 
     Raises:
         InputError: a path can't be opened, a manifest is not the only one, a hash is none, or a
-            source is no legacy file.
+            source is no legacy file, or given twice.
         SandboxError: the sandbox is missing, or ended its reader.
         OutputError: there is no space for what the reader of a source reports.
     """
@@ -159,6 +161,7 @@ def verify(
                 where=str(path),
                 expected="files of different names, or one of them alone",
             )
+    _require_sources(sources)
     if manifests:
         _verify_manifest(manifests[0], result, progress)
     else:
@@ -177,6 +180,20 @@ def verify(
         _verify_source(path, result, sandbox, progress)
     _known_origin(result)
     return result
+
+
+def _require_sources(paths: Sequence[Path]) -> None:
+    """Refuse what no tensor can be derived from, and what would be read twice, before all else."""
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        with open_source(path) as file:
+            require_source(file.source, _MODELS)
+            key = (file.identity.device, file.identity.inode)
+        if key in seen:
+            raise InputError(
+                "this source is given twice", where=str(path), expected="each legacy file once"
+            )
+        seen.add(key)
 
 
 def _sha256(text: str) -> str:
@@ -226,55 +243,60 @@ def _verify_entry(
 
 
 def _check_companions(result: Verification) -> None:
-    """Where files name each other, they must be the ones named."""
-    present = {f.claims.role: f for f in result.files if f.claims is not None}
+    """Where files name each other, all that are given must be the ones named."""
+    present: dict[str, list[FileReport]] = defaultdict(list)
+    for file in result.files:
+        if file.claims is not None:
+            present[file.claims.role].append(file)
     for report in result.files:
         claims = report.claims
         for companion in () if claims is None else claims.companions:
-            other = present.get(companion.role)
-            if other is None or other.claims is None:
-                if result.manifest is not None:
-                    report.problems.append(f"its companion {companion.role} is not in the release")
-                continue
-            found = (other.claims.architecture, other.content_sha256, other.semantics_sha256)
-            named = (companion.architecture, companion.content_sha256, companion.semantics_sha256)
-            if found != named:
-                report.problems.append(
-                    f"its companion {companion.role} is another one than {other.name}: its content "
-                    f"digest is {companion.content_sha256}, not {other.content_sha256}"
-                )
-        _check_component_companion(report, present)
-    _check_complete(result, present)
+            others = present[companion.role]
+            if not others and result.manifest is not None:
+                report.problems.append(f"its companion {companion.role} is not in the release")
+            report.problems += _differences(companion, others)
+        _check_component_companion(report, present["mhr.lod1"])
+    for body in present["body"]:
+        _check_complete(result, body)
     if result.manifest is not None:
         _check_objects(present)
 
 
-def _check_objects(present: Mapping[str, FileReport]) -> None:
+def _check_objects(present: Mapping[str, Sequence[FileReport]]) -> None:
     """Each part of Objects names the other parts of its release that its contract says."""
-    for model in OBJECTS:
-        report = present.get(model)
-        if report is None or report.claims is None:
+    for report in (each for model in OBJECTS for each in present[model]):
+        if report.claims is None:
             continue
         named = {companion.role for companion in report.claims.companions}
         for companion in report.claims.bound.contract.companions:
-            if companion.role in present and companion.role not in named:
+            if present[companion.role] and companion.role not in named:
                 report.problems.append(f"it does not name its companion {companion.role}")
 
 
-def _check_component_companion(report: FileReport, present: Mapping[str, FileReport]) -> None:
-    mhr = present.get("mhr.lod1")
-    if report.claims is None or report.claims.role != "body.pose_branch" or mhr is None:
+def _differences(companion: CompanionDigests, others: Iterable[FileReport]) -> Iterator[str]:
+    named = (companion.architecture, companion.content_sha256, companion.semantics_sha256)
+    for other in others:
+        architecture = "" if other.claims is None else other.claims.architecture
+        if (architecture, other.content_sha256, other.semantics_sha256) != named:
+            yield (
+                f"its companion {companion.role} is another one than {other.name}: its content "
+                f"digest is {companion.content_sha256}, not {other.content_sha256}"
+            )
+
+
+def _check_component_companion(report: FileReport, components: Iterable[FileReport]) -> None:
+    if report.claims is None or report.claims.role != "body.pose_branch":
         return
-    if mhr.claims is not None:
-        needed = report.claims.values["mhr_asset_sha256"]
-        given = mhr.claims.values["asset_sha256"]
+    needed = report.claims.values["mhr_asset_sha256"]
+    for mhr in components:
+        given = "" if mhr.claims is None else mhr.claims.values["asset_sha256"]
         if needed != given:
             report.problems.append(f"it needs the MHR asset {needed}, {mhr.name} is of {given}")
 
 
-def _check_complete(result: Verification, present: Mapping[str, FileReport]) -> None:
-    manifest, body = result.manifest, present.get("body")
-    if manifest is None or body is None or body.claims is None:
+def _check_complete(result: Verification, body: FileReport) -> None:
+    manifest = result.manifest
+    if manifest is None or body.claims is None:
         return
     if bool(body.claims.companions) != (manifest.status == "complete"):
         body.problems.append(

@@ -36,7 +36,7 @@ from sam3d_gguf.convert.metadata import (
 )
 from sam3d_gguf.convert.mhr_names import MhrNames
 from sam3d_gguf.convert.native import load_native_components
-from sam3d_gguf.convert.problems import BindingError
+from sam3d_gguf.convert.problems import BindingError, naming_file
 from sam3d_gguf.convert.rules import Checker, ValueRules, Zero, make_checkers
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY, TENSORS_KEY
 from sam3d_gguf.extractors.extraction import display_name, known_products
@@ -182,7 +182,8 @@ def check_indices(file: OpenedFile, claims: Claims) -> None:
             where=str(file.path),
             action="The file was changed after it was written; convert or fetch it again.",
         )
-    _finish(claims, rules, report.name)
+    with naming_file(str(file.path)):
+        _finish(claims, rules, report.name)
 
 
 def error_problems(error: Sam3dError, path: str) -> list[str]:

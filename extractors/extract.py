@@ -35,7 +35,7 @@ from sam3d_gguf.extractors.models import OBJECTS, ROLES, Model
 from sam3d_gguf.extractors.products import Product, SourceTensor, plan_products, product_files
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.publication import settle
-from sam3d_gguf.extractors.recheck import ProductDigests, digest_product, recheck
+from sam3d_gguf.extractors.recheck import Maker, ProductDigests, digest_product, recheck
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice, SandboxLimits, WorkerJob, WorkerResult
 from sam3d_gguf.extractors.sandbox.run import run_worker
 from sam3d_gguf.extractors.scratch import full_disk, make_outputs
@@ -113,7 +113,7 @@ def extract(
         if keep:
             for file in files.values():
                 settle(file.fd)
-        compare = _comparison(source, report, files, progress)
+        compare = _comparison(source, report, files, progress, "reader")
         checked = _check(source, identity, _planned(model, report), compare)
         extraction = _extraction(model, identity, report, checked)
         yield Extracted(extraction, files, source, report.tensors, result.sandbox)
@@ -198,7 +198,8 @@ def reread(
                 expected=stated.source.sha256,
             )
         planned = _planned(stated.model, report)
-        checked = _check(source, identity, planned, _comparison(source, report, files, progress))
+        compare = _comparison(source, report, files, progress, "extraction")
+        checked = _check(source, identity, planned, compare)
         found = _extraction(stated.model, identity, report, checked)
     if (found.tensors, found.attributes) != (stated.tensors, stated.attributes):
         raise InputError("the source gives another report than the extraction's", where=str(path))
@@ -325,13 +326,14 @@ def _comparison(
     report: WorkerReport,
     files: Mapping[str, OpenedFile],
     progress: Progress,
+    maker: Maker,
 ) -> Callable[[Product], ProductDigests]:
     """The check of product files that lie on disk against the source."""
     progress.stage("Check every byte against the source", sum(f.size for f in files.values()))
 
     def compare(product: Product) -> ProductDigests:
         file = files[product.file].source
-        return recheck(source.source, report.tensors, product, file, progress.advance)
+        return recheck(source.source, report.tensors, product, file, progress.advance, maker=maker)
 
     return compare
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,16 @@ from sam3d_gguf.schemas.errors import InputError
 _Bytes = NDArray[np.uint8]
 _HASHED_AT_ONCE = 4
 
+Maker = Literal["reader", "extraction"]
+_WHOSE: Mapping[Maker, tuple[str, str]] = {
+    "reader": ("the reader's ", ""),
+    "extraction": (
+        "the extraction's ",
+        "The extraction was changed after it was made: extract again",
+    ),
+}
+"""Whose files differ from the source, and what to do then."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProductDigests:
@@ -51,6 +61,8 @@ def recheck(
     product: Product,
     file: ByteSource,
     progress: Progress | None = None,
+    *,
+    maker: Maker = "reader",
 ) -> ProductDigests:
     """Compare a product file with the source that it was made from.
 
@@ -59,16 +71,20 @@ def recheck(
         refs: where each of its tensors lies, by source name.
         product: what the file must hold.
         file: the product file; each byte of it is read once.
+        maker: what gave it, for errors: the sandboxed reader now, or an earlier extraction.
 
     Raises:
         InputError: the header is not the canonical one, the size differs, or a tensor's bytes do.
     """
+    whose, action = _WHOSE[maker]
     specs = [SafetensorsSpec(t.name, t.dtype, t.shape) for t in product.tensors]
     header, entries = canonical_header(specs)
     size = len(header) + (entries[-1].end if entries else 0)
     if file.size != size or file.pread(0, len(header)) != header:
         raise InputError(
-            "the reader's file has another header or size than its tensors give", where=product.file
+            f"{whose}file has another header or size than its tensors give",
+            where=product.file,
+            action=action,
         )
     regions = [Region(len(header) + entry.begin, entry.nbytes) for entry in entries]
     ring = BlockRing(1)
@@ -77,9 +93,10 @@ def recheck(
     def compare(index: int, block: memoryview) -> None:
         if not streams[index].equals(np.frombuffer(block, np.uint8)):
             raise InputError(
-                f"the reader's bytes of the tensor {product.tensors[index].name!r} are not those "
+                f"{whose}bytes of the tensor {product.tensors[index].name!r} are not those "
                 "that the source holds",
                 where=product.file,
+                action=action,
             )
 
     with DiskSource(file.fd, file.name) as read:

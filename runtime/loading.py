@@ -1,8 +1,7 @@
-"""Open a GGUF for the runtime: read strictly, hold to its contract and digests, map."""
+"""Open a GGUF for the runtime: read strictly, hold to its contract and digests."""
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from sam3d_gguf.schemas.errors import ContractError
 def load_weights(path: Path, model: Model, *, verify: bool = False) -> Weights:
     """The tensors and metadata of a model file, after every check of its header and indices.
 
+    The file stays open until they are closed.
+
     Args:
         path: a GGUF of layout `single`.
         model: what the file must be.
@@ -29,7 +30,8 @@ def load_weights(path: Path, model: Model, *, verify: bool = False) -> Weights:
         InputError: not a file that can be read, or not a GGUF of the accepted form.
         ContractError: another model, or one that does not meet its contract or its digests.
     """
-    with open_source(path) as opened:
+    opened = open_source(path)
+    try:
         header = read_gguf(opened.source)
         claims = read_claims(header, str(path))
         metadata = {key: _plain(value) for key, value in header.metadata.items()}
@@ -39,13 +41,15 @@ def load_weights(path: Path, model: Model, *, verify: bool = False) -> Weights:
             problems = verify_file(opened).problems
             if problems:
                 raise ContractError("; ".join(problems[:8]), where=str(path))
-        data = mmap.mmap(opened.fd, 0, prot=mmap.PROT_READ)
         opened.assert_unchanged()
+    except BaseException:
+        opened.close()
+        raise
     tensors = {
         name: WeightTensor(name, tensor.shape, tensor.type.name, tensor.offset)
         for name, tensor in header.tensors.items()
     }
-    return Weights(path, metadata, tensors, data)
+    return Weights(metadata, tensors, opened)
 
 
 def check_companion(body: Weights, mhr: Weights) -> None:

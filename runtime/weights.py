@@ -1,8 +1,10 @@
-"""Where the tensors of an opened GGUF lie, and the small ones as arrays."""
+"""Where the tensors of an opened GGUF lie, and their values.
+
+They are read and never mapped: who cuts a mapped file short ends the processes that look at it.
+"""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sam3d_gguf.extractors.files import OpenedFile
+from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import ContractError
 
 FILE_TYPES: Mapping[str, np.dtype[Any]] = {
@@ -44,20 +48,23 @@ class WeightTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """The tensors and metadata of one GGUF that the strict reader has passed.
+class Weights(Closing):
+    """The tensors and metadata of one GGUF that the strict reader has passed; reads till `close`.
 
     Attributes:
-        path: the file, for messages.
-        metadata: its metadata, as Python values.
+        metadata: the file's metadata, as Python values.
         tensors: by name.
-        data: the mapped file.
+        opened: the file.
     """
 
-    path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, WeightTensor]
-    data: mmap.mmap
+    opened: OpenedFile
+
+    @property
+    def path(self) -> Path:
+        """The file, for messages."""
+        return self.opened.path
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -77,16 +84,25 @@ class Weights:
             )
         return tensor
 
+    def read_into(self, name: str, first: int, values: npt.NDArray[Any]) -> None:
+        """Fills a flat array of the tensor's stored type with its values from number `first` on.
+
+        Raises:
+            InputError: the file was changed since it was opened, or can't be read.
+        """
+        offset = self.tensor(name).offset + first * values.itemsize
+        self.opened.source.pread_into(offset, values.data)
+        self.opened.assert_unchanged()
+
     def raw(self, name: str) -> npt.NDArray[Any]:
-        """A read-only view of the tensor as stored; BF16 as uint16."""
+        """The tensor as stored; BF16 as uint16."""
         tensor = self.tensor(name)
-        flat = np.frombuffer(
-            self.data, FILE_TYPES[tensor.type], count=tensor.elements, offset=tensor.offset
-        )
+        flat = np.empty(tensor.elements, FILE_TYPES[tensor.type])
+        self.read_into(name, 0, flat)
         return flat.reshape(tensor.shape)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """The tensor as float32 (exact) or int32; a view where the file holds that type."""
+        """The tensor as float32 (exact) or int32."""
         raw = self.raw(name)
         kind = self.tensor(name).type
         if kind == "BF16":
@@ -95,11 +111,6 @@ class Weights:
             return raw.astype(np.float32)
         return raw.astype(np.int32) if kind == "I8" else raw
 
-    def release(self, name: str) -> None:
-        """Lets the system drop the pages of a tensor that was copied; they can be read again."""
-        tensor = self.tensor(name)
-        end = tensor.offset + tensor.elements * FILE_TYPES[tensor.type].itemsize
-        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (end - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        if length > 0:
-            self.data.madvise(mmap.MADV_DONTNEED, start, length)
+    def close(self) -> None:
+        """Close the file."""
+        self.opened.close()

@@ -25,6 +25,7 @@ from sam3d_gguf.runtime.body.neural import (
 )
 from sam3d_gguf.runtime.body.neural_mhr import GgmlMhrProducts
 from sam3d_gguf.runtime.body.neural_network import GgmlBodyNetwork
+from sam3d_gguf.runtime.geometry.mhr_rig import skin_matrices
 from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.graph import Node
 from sam3d_gguf.runtime.ggml.library import load_library
@@ -221,19 +222,18 @@ class Captures:
 
     def _mhr_case(self, case: str) -> None:
         names = stages_of(self._reference, f"mhr.{case}")
-        rest = self._mhr.identity(self._reference[names["in_identity"]])
-        batch = len(self._reference[names["rest_identity"]])
-        rest = np.broadcast_to(rest, (batch, *rest.shape[1:]))
-        self.found[names["rest_identity"]] = np.ascontiguousarray(rest)
-        if "in_expression" in names:
-            offsets = self._mhr.expression(self._reference[names["in_expression"]])
-            self.found[names["rest_expression"]] = rest + offsets
-        parameters = self._reference[names["in_model_params"]]
+        given = {stage: self._reference[name] for stage, name in names.items()}
+        parameters = given["in_model_params"]
         self.found[names["joint_parameters"]] = self._mhr.joint_parameters(parameters)
-        if "pose_features" in names:
-            hidden, offsets = self._mhr.correctives(self._reference[names["pose_features"]])
-            self.found[names["corrective_hidden"]] = hidden
-            self.found[names["corrective_offsets"]] = offsets
+        states = given["global_skel_state"]
+        mesh = self._mhr.mesh(
+            np.ascontiguousarray(np.broadcast_to(given["in_identity"], (len(parameters), 45))),
+            given.get("in_expression"),
+            given.get("pose_features"),
+            skin_matrices(tiny_mhr().array("skin.inverse_bind"), states),
+            taps=Collector(names, self.found),
+        )
+        self.found[names["unposed"]], self.found[names["vertices"]] = mesh.rest, mesh.posed
 
 
 def expected_names(reference: Mapping[str, Array]) -> Iterator[str]:
@@ -247,7 +247,7 @@ def expected_names(reference: Mapping[str, Array]) -> Iterator[str]:
     yield from (
         name for name in reference if name.startswith("head.kp_update.") and "in_" not in name
     )
-    products = ("rest_identity", "rest_expression", "joint_parameters", "corrective_")
+    products = ("rest_", "joint_parameters", "corrective_", "unposed", "vertices")
     for name in reference:
         if name.startswith("mhr.") and name.split(".", 3)[3].startswith(products):
             yield name

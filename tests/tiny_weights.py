@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import mmap
+import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,19 @@ from numpy.typing import NDArray
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.extractors.byte_source import ByteSource
 from sam3d_gguf.extractors.checkpoint import read_archive
+from sam3d_gguf.extractors.files import OpenedFile
 from sam3d_gguf.extractors.materialize import iter_blocks
 from sam3d_gguf.runtime.weights import Weights, WeightTensor
 
 TINY = Path(__file__).parent / "fixtures" / "tiny-body-a"
 DECODER_HEADS = 4
 _TYPES = {"I64": "I32", "BOOL": "I8"}
+
+
+class _Memory(OpenedFile):
+    """A file without a name, which nobody needs to close."""
+
+    __slots__ = ("__weakref__",)
 
 
 def _read(path: Path) -> dict[str, tuple[str, NDArray[Any]]]:
@@ -48,9 +56,12 @@ def weights_of(
         data = array.tobytes()
         parts.append(data.ljust(-(-len(data) // 32) * 32, b"\0"))
         position += len(parts[-1])
-    memory = mmap.mmap(-1, position)
-    memory.write(b"".join(parts))
-    return Weights(Path("tiny"), metadata, tensors, memory)
+    fd = os.memfd_create("tiny")
+    with os.fdopen(fd, "wb", closefd=False) as file:
+        file.writelines(parts)
+    opened = _Memory(Path("tiny"), fd)
+    weakref.finalize(opened, os.close, fd)
+    return Weights(metadata, tensors, opened)
 
 
 @functools.cache

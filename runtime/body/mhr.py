@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sam3d_gguf.runtime.body.neural import MhrProducts, Taps
 from sam3d_gguf.runtime.geometry import mhr_rig
@@ -13,6 +14,21 @@ from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig
 from sam3d_gguf.schemas.errors import InputError
 
 IDENTITY, PARAMETERS, EXPRESSION = 45, 204, 72
+
+_STAGES = (
+    "rest_identity",
+    "rest_expression",
+    "joint_parameters",
+    "local_skel_state",
+    "global_skel_state",
+    "pose_features",
+    "corrective_hidden",
+    "corrective_offsets",
+    "unposed",
+    "vertices",
+    "skel_state",
+)
+"""In the original's order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +50,7 @@ class MhrMesh:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mhr:
-    """The body model: learned products on a GGML backend, kinematics and skinning here."""
+    """The body model: learned products on a GGML backend, kinematics here."""
 
     products: MhrProducts
     rig: MhrRig
@@ -63,38 +79,29 @@ class Mhr:
         """
         count = len(parameters)
         check_shapes(identity, parameters, expression)
-        coefficients = np.broadcast_to(identity, (count, IDENTITY))
-        rest = self.products.identity(np.ascontiguousarray(coefficients))
-        _tap(taps, "rest_identity", rest)
-        if expression is not None:
-            rest = rest + self.products.expression(expression)
-            _tap(taps, "rest_expression", rest)
         joints = self.products.joint_parameters(parameters)
-        _tap(taps, "joint_parameters", joints)
         local = mhr_rig.local_states(self.rig, joints)
-        _tap(taps, "local_skel_state", local)
         states = mhr_rig.global_states(self.rig, local)
-        _tap(taps, "global_skel_state", states)
-        if correctives:
-            rest = rest + self._corrected(joints, taps)
-        _tap(taps, "unposed", rest)
-        vertices = mhr_rig.skin(self.rig, states, rest)
-        _tap(taps, "vertices", vertices)
-        _tap(taps, "skel_state", states)
-        return MhrMesh(vertices, states, local, rest)
-
-    def _corrected(self, joints: Float32, taps: Taps | None) -> Float32:
-        features = mhr_rig.pose_features(joints)
-        hidden, offsets = self.products.correctives(features)
-        _tap(taps, "pose_features", features)
-        _tap(taps, "corrective_hidden", hidden)
-        _tap(taps, "corrective_offsets", offsets)
-        return offsets
-
-
-def _tap(taps: Taps | None, name: str, array: Float32) -> None:
-    if taps is not None:
-        taps(name, array)
+        features = mhr_rig.pose_features(joints) if correctives else None
+        stages: dict[str, npt.NDArray[np.generic]] = {}
+        mesh = self.products.mesh(
+            np.ascontiguousarray(np.broadcast_to(identity, (count, IDENTITY))),
+            expression,
+            features,
+            mhr_rig.skin_matrices(self.rig.inverse_bind, states),
+            taps=None if taps is None else stages.__setitem__,
+        )
+        if taps is not None:
+            stages["joint_parameters"] = joints
+            stages["local_skel_state"] = local
+            stages["global_skel_state"] = stages["skel_state"] = states
+            if features is not None:
+                stages["pose_features"] = features
+            stages["unposed"], stages["vertices"] = mesh.rest, mesh.posed
+            for name in _STAGES:
+                if name in stages:
+                    taps(name, stages[name])
+        return MhrMesh(mesh.posed, states, local, mesh.rest)
 
 
 def check_shapes(identity: Float32, parameters: Float32, expression: Float32 | None) -> None:

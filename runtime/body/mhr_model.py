@@ -71,16 +71,16 @@ class MhrModel(Closing):
         verify: bool = False,
     ) -> Self:
         """Open an MHR GGUF, check it, and place it on a device; see `BodyModel.load`."""
-        weights = load_weights(Path(path), "mhr", verify=verify)
-        opened = open_backend(
-            load_library(),
-            backend,
-            device=device,
-            threads=threads,
-            precision=precision,
-            expect_device=expect_device,
-        )
-        return cls(weights, opened, owns_backend=True)
+        with load_weights(Path(path), "mhr", verify=verify) as weights:
+            opened = open_backend(
+                load_library(),
+                backend,
+                device=device,
+                threads=threads,
+                precision=precision,
+                expect_device=expect_device,
+            )
+            return cls(weights, opened, owns_backend=True)
 
     def __call__(
         self, identity: ArrayLike, parameters: ArrayLike, expression: ArrayLike | None = None
@@ -102,6 +102,8 @@ class MhrModel(Closing):
             if self._closed:
                 raise BackendError("the model is closed", action="Load it again.")
             parts = [self._part(shape, pose, face, start) for start in range(0, len(pose), CHUNK)]
+        if len(parts) == 1:
+            return parts[0]
         return MhrMesh(
             vertices=np.concatenate([part.vertices for part in parts]),
             states=np.concatenate([part.states for part in parts]),

@@ -92,20 +92,20 @@ class BodyModel(Closing):
             ContractError: a file that is another model, incomplete, or not the companion.
             BackendError: the device is not there, is another one, or has too little memory.
         """
-        weights = (
-            load_weights(Path(path), "body", verify=verify),
-            load_weights(Path(mhr), "mhr", verify=verify),
-        )
-        check_companion(*weights)
-        opened = open_backend(
-            load_library(),
-            backend,
-            device=device,
-            threads=threads,
-            precision=precision,
-            expect_device=expect_device,
-        )
-        return cls(*weights, opened, owns_backend=True)
+        with (
+            load_weights(Path(path), "body", verify=verify) as weights,
+            load_weights(Path(mhr), "mhr", verify=verify) as companion,
+        ):
+            check_companion(weights, companion)
+            opened = open_backend(
+                load_library(),
+                backend,
+                device=device,
+                threads=threads,
+                precision=precision,
+                expect_device=expect_device,
+            )
+            return cls(weights, companion, opened, owns_backend=True)
 
     def __init__(
         self, body: Weights, mhr: Weights, backend: Backend, *, owns_backend: bool = False

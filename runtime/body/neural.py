@@ -243,6 +243,19 @@ class BodyNetwork(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MhrVertices:
+    """The mesh of MHR, [B, V, 3] each, cm.
+
+    Attributes:
+        rest: before skinning: base, identity, expression and correctives.
+        posed: after it; a vertex without influence is 0.
+    """
+
+    rest: FloatArray
+    posed: FloatArray
+
+
 class MhrProducts(Protocol):
     """The products of MHR with its learned tensors; centimetres. Not safe for concurrent calls."""
 
@@ -250,14 +263,23 @@ class MhrProducts(Protocol):
         """[B, 204] model parameters to [B, 889] joint parameters."""
         ...
 
-    def identity(self, coefficients: FloatArray) -> FloatArray:
-        """[B, 45] to the identity's rest mesh [B, V, 3], base shape included."""
-        ...
+    def mesh(
+        self,
+        identity: FloatArray,
+        expression: FloatArray | None,
+        features: FloatArray | None,
+        matrices: FloatArray,
+        *,
+        taps: Taps | None = None,
+    ) -> MhrVertices:
+        """The mesh, at rest and posed.
 
-    def expression(self, coefficients: FloatArray) -> FloatArray:
-        """[B, 72] to the expression's offsets [B, V, 3]."""
-        ...
-
-    def correctives(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """[B, 750] pose features to the hidden [B, 3000] and the offsets [B, V, 3]."""
+        Args:
+            identity: [B, 45].
+            expression: [B, 72], or None for a neutral face.
+            features: [B, 750] pose features, or None for no pose correctives.
+            matrices: [B, J, 3, 4], of each joint, from the rest pose to the posed one.
+            taps: receives what is added up: `rest_identity`, `rest_expression`,
+                `corrective_hidden`, `corrective_offsets`.
+        """
         ...

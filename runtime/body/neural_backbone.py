@@ -201,8 +201,10 @@ class _Run:
             x = network.add(x, scaled)
             normed = detail("norm2", network.norm(x, f"{module}.norm2", EPSILON))
             gated = network.swiglu(
-                network.dense(normed, f"{module}.mlp.w1"),
-                network.dense(normed, f"{module}.mlp.w2"),
+                network.matmul(normed, network.weight(f"{module}.mlp.w1.weight")),
+                network.matmul(normed, network.weight(f"{module}.mlp.w2.weight")),
+                network.weight(f"{module}.mlp.w1.bias"),
+                network.weight(f"{module}.mlp.w2.bias"),
             )
             fed = detail("swiglu", network.dense(gated, f"{module}.mlp.w3"))
             scaled = detail("ls2", network.multiply(fed, network.weight(f"{module}.ls2.gamma")))
@@ -211,14 +213,7 @@ class _Run:
     def _attention(self, network: Network, qkv: Tensor, detail: _Detail) -> Tensor:
         channels, heads = self._dimensions.channels, self._dimensions.heads
         both = network.split_heads(qkv, 0, 2 * channels, 2 * heads)
-        half = both.shape[3] // 2
-        swapped = network.concat(
-            [network.narrow(both, 3, half, half), network.narrow(both, 3, 0, half)], axis=3
-        )
-        rotated = network.add(
-            network.multiply(both, network.tensors["cosine"]),
-            network.multiply(swapped, network.tensors["sine"]),
-        )
+        rotated = network.rotate(both, network.tensors["cosine"], network.tensors["sine"])
         rotated = network.permute(rotated, (0, 2, 1, 3))
         q = detail("q_rope", network.narrow(rotated, 1, 0, heads))
         k = detail("k_rope", network.narrow(rotated, 1, heads, heads))

@@ -188,7 +188,7 @@ class GgmlBodyNetwork(Closing):
         return self._parts.graphs.all()
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights in the mapped file, of copied weights, and of intermediates."""
+        """Bytes of weights, and of intermediates."""
         return self._parts.memory()
 
     def close(self) -> None:

@@ -130,10 +130,9 @@ class Parts:
         return self.graphs.get((name, shapes, taps is not None, variant), make).run(inputs)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights in the mapped file, of copied weights, and of intermediates."""
+        """Bytes of weights, and of intermediates."""
         return {
-            "mapped_weights": self.store.mapped_bytes,
-            "copied_weights": self.store.copied_bytes,
+            "weights": self.store.size,
             "intermediates": self.graphs.arena.size,
         }
 

@@ -28,8 +28,9 @@ def downsample_rays(rays: FloatArray, patch: int) -> FloatArray:
     """[B, 2, H, W] to one ray per patch with z = 1: [B, patches, 3]."""
     rows = antialiased_weights(rays.shape[2], patch)
     columns = antialiased_weights(rays.shape[3], patch)
-    small = np.einsum("bchw,gw->bchg", rays, columns, optimize=True)
-    small = np.einsum("bchg,fh->bfgc", small, rows, optimize=True)
+    # Not optimize=True: that is NumPy's BLAS, whose threads then compete with libggml's.
+    small = np.einsum("bchw,gw->bchg", rays, columns)
+    small = np.einsum("bchg,fh->bfgc", small, rows)
     flat = small.reshape(len(rays), -1, 2)
     return np.concatenate([flat, np.ones_like(flat[..., :1])], axis=2).astype(np.float32)
 

@@ -1,8 +1,7 @@
-"""MHR's skeleton and skinning; centimetres, radians, quaternions XYZW.
+"""MHR's skeleton and its skinning matrices; centimetres, radians, quaternions XYZW.
 
 A skeleton state is [..., 8]: translation 3, quaternion 4, scale 1. The arithmetic follows
-pymomentum's torch backend: local states in float32, forward kinematics in float64, skinning in
-float32.
+pymomentum's torch backend: local states in float32, forward kinematics in float64.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class Skinning:
         starts: [M], position of each one's first influence.
         joints, weights: [K] in vertex order.
         count: V, vertices in all.
-        table: [J, V], the same weights by joint, 0 where there is none.
     """
 
     vertices: Int32
@@ -47,7 +45,6 @@ class Skinning:
     joints: Int32
     weights: Float32
     count: int
-    table: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,15 +121,12 @@ def group_influences(vertices: Int32, joints: Int32, weights: Float32, count: in
     """Sort [K] influences by vertex, keeping their order within a vertex."""
     order = np.argsort(vertices, kind="stable")
     present, starts = np.unique(vertices[order], return_index=True)
-    table = np.zeros((int(joints.max(initial=0)) + 1, count), np.float32)
-    np.add.at(table, (joints, vertices), weights)
     return Skinning(
         vertices=present.astype(np.int32),
         starts=starts.astype(np.int32),
         joints=joints[order].astype(np.int32),
         weights=weights[order].astype(np.float32),
         count=count,
-        table=table,
     )
 
 
@@ -202,25 +196,12 @@ def pose_features(joint_parameters: Float32) -> Float32:
     return features.reshape(len(features), -1)
 
 
-def skin_matrices(rig: MhrRig, states: Float32) -> Float32:
+def skin_matrices(inverse_bind: Float32, states: Float32) -> Float32:
     """[B, J, 8] global states to [B, J, 3, 4] matrices from the rest pose to the posed one."""
-    pose, bind = states.astype(np.float64), rig.inverse_bind.astype(np.float64)
+    pose, bind = states.astype(np.float64), inverse_bind.astype(np.float64)
     joined = _composed(pose, np.broadcast_to(bind, pose.shape)).astype(np.float32)
     matrices = np.empty((*joined.shape[:2], 3, 4), np.float32)
     rotation = matrix_from_quaternion(normalized(joined[..., 3:7]))
     matrices[..., :3] = rotation * joined[..., 7, None, None]
     matrices[..., 3] = joined[..., :3]
     return matrices
-
-
-def skin(rig: MhrRig, states: Float32, rest: Float32) -> Float32:
-    """Linear blend skinning of [B, V, 3] rest vertices, cm; a vertex without influence is 0."""
-    table = rig.skinning.table
-    posed = np.empty_like(rest)
-    for person, matrices in enumerate(skin_matrices(rig, states)):
-        blended = matrices[: len(table)].reshape(-1, 12).T @ table
-        x, y, z = np.ascontiguousarray(rest[person].T)
-        for axis in range(3):
-            a, b, c, shift = blended[4 * axis : 4 * axis + 4]
-            posed[person, :, axis] = a * x + b * y + c * z + shift
-    return posed

@@ -19,10 +19,12 @@ from sam3d_gguf.runtime.ggml.host_memory import (
 )
 from sam3d_gguf.runtime.ggml.library import (
     VULKAN_MODULE,
+    Kernels,
     Library,
     LibraryFile,
     Precision,
     load_blas_module,
+    load_kernels,
     load_vulkan_module,
 )
 from sam3d_gguf.schemas.closing import Closing
@@ -53,7 +55,6 @@ class Device:
     type: DeviceType
     memory_free: int
     memory_total: int
-    host_pointers: bool
     address: int
 
 
@@ -84,18 +85,22 @@ def _describe(library: Library, address: int, backend: BackendName, index: int) 
         type=_DEVICE_TYPES[int(properties.type)],
         memory_free=free,
         memory_total=int(properties.memory_total),
-        host_pointers=bool(properties.caps_buffer_from_host_ptr),
         address=address,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A backend that computes large products on the CPU's memory in the CPU backend's place."""
+    """A backend that computes large products on the CPU's memory in the CPU backend's place.
+
+    Attributes:
+        kernels: operations of the CPU backend made for use with it, where they were built.
+    """
 
     name: str
     device: int
     address: int
+    kernels: Kernels | None
 
 
 class Backend(Closing):
@@ -163,8 +168,9 @@ class Backend(Closing):
         registry = self.library.pointer("ggml_backend_reg_by_name", b"BLAS")
         device = self.library.pointer("ggml_backend_reg_dev_get", registry, 0)
         address = self.library.pointer("ggml_backend_dev_init", device, None)
-        self.accelerator = Accelerator("BLAS", device, address)
-        self.files = (*self.files, module)
+        kernels = load_kernels(self.library.directory)
+        self.accelerator = Accelerator("BLAS", device, address, kernels)
+        self.files = (*self.files, module, *([kernels.file] if kernels else []))
 
     def free_memory(self) -> int:
         """Bytes that are free on the device now."""
@@ -191,12 +197,13 @@ class Backend(Closing):
         Raises:
             BackendError: this machine has no memory or threads for it.
         """
-        blas = 0 if self.accelerator is None else BLAS_THREAD * self._threads
-        require_memory(HEADROOM + blas, "the next step")
+        require_memory(HEADROOM, "the next step")
         # OpenMP keeps the threads that it has started for a thread.
         if not getattr(self._checked, "threads", False):
             require_threads(self._threads - 1)
             self._checked.threads = True
+        if self.accelerator is not None:
+            require_memory(HEADROOM + BLAS_THREAD * self._threads, "the next step")
 
     def close(self) -> None:
         """Frees the backend; its weights and graphs must be closed before."""

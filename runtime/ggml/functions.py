@@ -24,7 +24,6 @@ Signature = tuple[Any, tuple[Any, ...]]
 
 MAX_DIMS = 4
 MAX_NAME = 64
-TENSOR_ALIGNMENT = 32
 
 
 class InitParams(ctypes.Structure):
@@ -85,6 +84,7 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_get_next_tensor": (_P, (_P, _P)),
     "ggml_op_desc": (_S, (_P,)),
     "ggml_nbytes": (_Z, (_P,)),
+    "ggml_get_data": (_P, (_P,)),
     "ggml_is_contiguous": (_B, (_P,)),
     "ggml_new_graph_custom": (_P, (_P, _Z, _B)),
     "ggml_build_forward_expand": (_U, (_P, _P)),
@@ -100,6 +100,11 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_soft_max_ext": (_P, (_P, _P, _P, _F, _F)),
     "ggml_flash_attn_ext": (_P, (_P, _P, _P, _P, _P, _F, _F, _F)),
     "ggml_flash_attn_ext_set_prec": (_U, (_P, _I)),
+    "ggml_custom_4d": (
+        _P,
+        (_P, _I, _L, _L, _L, _L, ctypes.POINTER(_P), _I, _P, _I, _P),
+    ),
+    "ggml_custom_inplace": (_P, (_P, _P, ctypes.POINTER(_P), _I, _P, _I, _P)),
     "ggml_relu": (_P, (_P, _P)),
     "ggml_gelu_erf": (_P, (_P, _P)),
     "ggml_swiglu_split": (_P, (_P, _P, _P)),
@@ -118,12 +123,12 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_gallocr_get_buffer_size": (_Z, (_P, _I)),
     "ggml_backend_alloc_ctx_tensors_from_buft_size": (_Z, (_P, _P)),
     "ggml_backend_alloc_ctx_tensors_from_buft": (_P, (_P, _P)),
-    "ggml_backend_tensor_alloc": (_I, (_P, _P, _P)),
     "ggml_backend_tensor_set": (_U, (_P, _P, _Z, _Z)),
     "ggml_backend_tensor_get": (_U, (_P, _P, _Z, _Z)),
     "ggml_backend_buffer_name": (_S, (_P,)),
     "ggml_backend_buffer_free": (_U, (_P,)),
     "ggml_backend_buffer_get_size": (_Z, (_P,)),
+    "ggml_backend_buffer_is_host": (_B, (_P,)),
     "ggml_backend_buffer_set_usage": (_U, (_P, _I)),
     "ggml_backend_buft_get_max_size": (_Z, (_P,)),
     # backends and devices
@@ -138,7 +143,6 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_backend_dev_backend_reg": (_P, (_P,)),
     "ggml_backend_dev_init": (_P, (_P, _S)),
     "ggml_backend_dev_buffer_type": (_P, (_P,)),
-    "ggml_backend_dev_buffer_from_host_ptr": (_P, (_P, _P, _Z, _Z)),
     "ggml_backend_dev_supports_op": (_B, (_P, _P)),
     "ggml_backend_free": (_U, (_P,)),
     "ggml_backend_graph_compute": (_I, (_P, _P)),

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, TensorStruct
-from sam3d_gguf.runtime.ggml.store import Tensor, new_context, new_tensor
+from sam3d_gguf.runtime.ggml.library import Kernels
+from sam3d_gguf.runtime.ggml.store import GGML_TYPES, Tensor, new_context, new_tensor
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -412,6 +413,11 @@ class GraphBuilder:
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """Layer norm over the last axis."""
+        kernels = self._kernels()
+        if kernels is not None:
+            self._require(weight.shape == bias.shape == x.shape[-1:], "layer_norm", x, weight, bias)
+            bits = int(np.float32(epsilon).view(np.uint32))
+            return self._custom(kernels.norm, x.shape, self._packed(x), weight, bias, setting=bits)
         normed = self._node("norm", x.shape, x.address, epsilon)
         return self.add(self.multiply(normed, weight), bias)
 
@@ -427,10 +433,32 @@ class GraphBuilder:
         """GELU with the error function."""
         return self._node("gelu_erf", x.shape, x.address)
 
-    def swiglu(self, gate: Tensor, x: Tensor) -> Tensor:
-        """silu(gate) * x."""
-        self._require(gate.shape == x.shape, "swiglu", gate, x)
+    def swiglu(self, gate: Tensor, x: Tensor, gate_bias: Tensor, bias: Tensor) -> Tensor:
+        """silu(gate + gate_bias) * (x + bias); both must be products that nothing else reads."""
+        fits = gate.shape == x.shape and gate_bias.shape == bias.shape == x.shape[-1:]
+        self._require(fits, "swiglu", gate, x, gate_bias, bias)
+        kernels = self._kernels()
+        if kernels is not None:
+            sources = (ctypes.c_void_p * 3)(x.address, gate_bias.address, bias.address)
+            threads = self._backend.threads
+            arguments = (sources, len(sources), kernels.gate, threads, None)
+            return self._node("custom_inplace", x.shape, gate.address, *arguments)
+        gate, x = self.add(gate, gate_bias), self.add(x, bias)
         return self._node("swiglu_split", x.shape, gate.address, x.address)
+
+    def rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """x * cosine + (x with the halves of its last axis swapped) * sine, a rotary embedding.
+
+        x is [B, N, heads, width], cosine and sine are [N, 1, width].
+        """
+        half = x.shape[3] // 2
+        fits = cosine.shape == sine.shape == (x.shape[1], 1, x.shape[3]) and x.shape[3] == 2 * half
+        self._require(fits, "rotate", x, cosine, sine)
+        kernels = self._kernels()
+        if kernels is not None:
+            return self._custom(kernels.rotate, x.shape, self._with_packed_rows(x), cosine, sine)
+        swapped = self.concat([self.narrow(x, 3, half, half), self.narrow(x, 3, 0, half)], axis=3)
+        return self.add(self.multiply(x, cosine), self.multiply(swapped, sine))
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
         """Joins tensors along an axis."""
@@ -496,36 +524,59 @@ class GraphBuilder:
         batch, heads, tokens, width = q.shape
         fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
         self._require(fits, "attention", q, k, v)
-        factor = width**-0.5
-        joined = self._joined_attention(q, k, v, factor)
+        joined = self._joined_attention(q, k, v)
         if joined is None:
             values = self.permute(v, (0, 1, 3, 2))
-            if self._backend.accelerator is not None:
-                # BLAS takes only packed operands, and is then faster than one pass.
-                q, k, values = self._packed(q), self._packed(k), self._packed(values)
-            weights = self.softmax(self.matmul(q, k), factor)
+            weights = self.softmax(self.matmul(q, k), width**-0.5)
             joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
         return self.reshape(joined, (batch, tokens, heads * width))
 
-    def _joined_attention(self, q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor | None:
-        """[B, N, heads, width] in one pass, which takes views as they are; None where products do.
+    def _joined_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """[B, N, heads, width] by one operation, which takes views; None where products do it.
 
-        On the CPU it computes in F32, in a third less time than two products. On a GPU it rounds
-        its operands, whose products are then summed in F32.
+        On the CPU it computes in F32, in two thirds of the products' time or less. On a GPU it
+        rounds its operands, whose products are then summed in F32.
         """
-        device, fast = self._backend.device, self._backend.precision == "fast"
-        if self._backend.accelerator is not None or (device.backend != "cpu" and not fast):
+        device, accelerator = self._backend.device, self._backend.accelerator
+        if accelerator is not None:
+            kernels = accelerator.kernels
+            return None if kernels is None else self._blocked_attention(kernels, q, k, v)
+        if device.backend != "cpu" and self._backend.precision != "fast":
             return None
         batch, heads, tokens, width = q.shape
         joined = self._node(
             "flash_attn_ext",
             (batch, tokens, heads, width),
             *(q.address, k.address, v.address, None),
-            *(factor, 0.0, 0.0),
+            *(width**-0.5, 0.0, 0.0),
         )
         self._library.call("ggml_flash_attn_ext_set_prec", joined.address, _PRECISION_F32)
         taken = self._library.call("ggml_backend_dev_supports_op", device.address, joined.address)
         return joined if taken else None
+
+    def _blocked_attention(self, kernels: Kernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, heads, tokens, width = q.shape
+        self._reserve()
+        rows = (self._backend.threads, kernels.block, k.shape[2])
+        scores = new_tensor(self._backend, self._context, "F32", rows)
+        operands = [self._with_packed_rows(each) for each in (q, k, v)]
+        return self._custom(kernels.attention, (batch, tokens, heads, width), *operands, scores)
+
+    def _kernels(self) -> Kernels | None:
+        accelerator = self._backend.accelerator
+        return None if accelerator is None else accelerator.kernels
+
+    def _custom(
+        self, function: int, shape: tuple[int, ...], *sources: Tensor, setting: int | None = None
+    ) -> Tensor:
+        """A new tensor that a function of the kernels computes from float32 sources."""
+        self._require(all(struct_of(each).type == 0 for each in sources), "a kernel", *sources)
+        addresses = (ctypes.c_void_p * len(sources))(*(each.address for each in sources))
+        described = (GGML_TYPES["F32"], *_sizes(shape), addresses, len(sources))
+        return self._node("custom_4d", shape, *described, function, self._backend.threads, setting)
+
+    def _with_packed_rows(self, x: Tensor) -> Tensor:
+        return x if struct_of(x).nb[0] == _F32_BYTES else self.contiguous(x)
 
     def _require(self, fits: bool, operation: str, *operands: Tensor) -> None:
         """Refuses shapes that libggml would end the process for."""

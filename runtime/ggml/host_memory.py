@@ -10,6 +10,7 @@ import mmap
 import resource
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
@@ -26,10 +27,23 @@ Its buffer is 32 << 22 bytes on x86-64 (OpenBLAS, `common_x86_64.h`), less elsew
 BLAS_LIBRARY = 2 * BLAS_THREAD
 """Bytes of address space that loading OpenBLAS takes, with its first buffer."""
 
+
+@dataclass(frozen=True, slots=True)
+class _GroupFiles:
+    """Names of a control group's files, and of the page cache in its memory.stat."""
+
+    limit: str
+    used: str
+    cached: tuple[str, ...]
+
+
+_VERSION_1 = _GroupFiles(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+)
+_VERSION_2 = _GroupFiles("memory.max", "memory.current", ("active_file", "inactive_file"))
 _NO_LIMIT = 1 << 62
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PROCESS = Path("/proc/self")
-_FILE_CACHE = ("active_file", "inactive_file")
 _ACTION = "Free memory, or raise the limit of this process (ulimit -v, the container's)."
 
 
@@ -37,7 +51,7 @@ def available_memory() -> int:
     """Bytes that this process can still allocate without swapping.
 
     The smallest of the kernel's estimate, the process's limit of address space, and the limits of
-    its control groups.
+    its control groups (versions 1 and 2).
     """
     return max(0, min(_machine(), _address_space(), *_control_groups()))
 
@@ -110,29 +124,39 @@ def _address_space() -> int:
 
 
 def _control_groups() -> Iterator[int]:
-    """What is free in this process's control group (version 2) and in each that it is part of."""
+    """What is free in this process's control groups and in each that they are part of."""
     yield _NO_LIMIT
     try:
         lines = (_PROCESS / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
-    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-    if own is None:
-        return
-    folder = _CONTROL_GROUPS / own.lstrip("/")
-    while folder.is_relative_to(_CONTROL_GROUPS):
-        yield _free_in(folder)
+    for line in lines:
+        _, controllers, own = line.split(":", 2)
+        if controllers == "":
+            yield from _upwards(_CONTROL_GROUPS, own, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            yield from _upwards(_CONTROL_GROUPS / "memory", own, _VERSION_1)
+
+
+def _upwards(root: Path, own: str, names: _GroupFiles) -> Iterator[int]:
+    """From a group to the root; in a container groups outside it have no folder here."""
+    folder = root / own.lstrip("/")
+    while folder.is_relative_to(root):
+        yield _free_in(folder, names)
         folder = folder.parent
 
 
-def _free_in(folder: Path) -> int:
+def _free_in(folder: Path, names: _GroupFiles) -> int:
     try:
-        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        counts = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        text = (folder / names.limit).read_text(encoding="ascii").strip()
+        used = int((folder / names.used).read_text(encoding="ascii"))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return _NO_LIMIT
-    if limit == "max":
+    counts = {name: int(count) for name, count in (line.split() for line in lines)}
+    # Version 1 gives here the least limit of the groups around it too, which may have no folder.
+    around = counts.get("hierarchical_memory_limit", _NO_LIMIT)
+    limit = min(around, _NO_LIMIT if text == "max" else int(text))
+    if limit >= _NO_LIMIT:
         return _NO_LIMIT
-    cached = sum(int(n) for name, n in (line.split() for line in counts) if name in _FILE_CACHE)
-    return int(limit) - used + cached
+    return limit - used + sum(counts.get(name, 0) for name in names.cached)

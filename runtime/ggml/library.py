@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sam3d_gguf.runtime.ggml.errors import BackendError
-from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, LOG_CALLBACK
+from sam3d_gguf.runtime.ggml.functions import FUNCTIONS, LOG_CALLBACK, TensorStruct
 from sam3d_gguf.runtime.ggml.host_memory import BLAS_LIBRARY, HEADROOM, require_memory
 from sam3d_gguf.schemas.strict_json import shorten
 
 GGML_VERSION = "0.15.3"
+MAX_BLOCK = 4096
 DIRECTORY_VARIABLE = "SAM3D_GGML_LIBRARY_DIR"
 CORE_LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")
 VULKAN_MODULE = "libggml-vulkan.so"
 BLAS_MODULE = "libggml-blas.so"
+KERNELS_MODULE = "libsam3d-kernels.so"
 
 Precision = Literal["strict-f32", "fast"]
 
@@ -50,6 +52,23 @@ class LibraryFile:
 
     path: Path
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Functions that the CPU backend calls as custom operations; addresses but for the last two.
+
+    Attributes:
+        block: queries whose scores each thread of `attention` keeps.
+        file: the library that they are in.
+    """
+
+    attention: int
+    norm: int
+    gate: int
+    rotate: int
+    block: int
+    file: LibraryFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +168,9 @@ def load_vulkan_module(library: Library, precision: Precision) -> LibraryFile:
         raise BackendError(
             "the Vulkan backend does not load",
             where=str(path),
-            expected="a Vulkan loader (libvulkan.so.1) and a module built for this libggml",
-            action="Run `just setup-vulkan` again.",
+            expected="a Vulkan loader (libvulkan.so.1), a driver, and a module built for this libggml",
+            action="Install the GPU's driver, or Mesa's (on Debian mesa-vulkan-drivers); "
+            "else run `just setup-vulkan` again.",
         )
     return file
 
@@ -194,6 +214,38 @@ def load_blas_module(library: Library) -> LibraryFile | None:
             action="Run `just setup-blas` again, or remove the file.",
         )
     return file
+
+
+def load_kernels(directory: Path) -> Kernels | None:
+    """Operations on BLAS, which `just setup-blas` builds too; None where the file is missing.
+
+    To be called after `load_blas_module`, which loads OpenBLAS.
+
+    Raises:
+        BackendError: others can write to the file, it does not load, or is for another libggml.
+    """
+    path = directory / KERNELS_MODULE
+    if not path.exists():
+        return None
+    _check_trusted(path)
+    file = LibraryFile(path, _sha256(path))
+    handle = _open(path)
+    try:
+        sources, data, block = (ctypes.c_int64 * 3).in_dll(handle, "sam3d_kernels_layout")
+        attention, norm, gate, rotate = (
+            ctypes.cast(getattr(handle, f"sam3d_{name}"), ctypes.c_void_p).value or 0
+            for name in ("attention", "norm", "gate", "rotate")
+        )
+        expected = (TensorStruct.src.offset, TensorStruct.data.offset)
+        if (sources, data) != expected or not 1 <= block <= MAX_BLOCK:
+            raise ValueError("another layout")
+    except (AttributeError, ValueError) as error:
+        raise BackendError(
+            "the module is not this version's",
+            where=str(path),
+            action="Run `just setup-blas` again, or remove the file.",
+        ) from error
+    return Kernels(attention, norm, gate, rotate, block, file)
 
 
 def _strict_environment() -> bool:

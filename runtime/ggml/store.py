@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +14,19 @@ import numpy.typing as npt
 
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
-from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, TENSOR_ALIGNMENT, InitParams
-from sam3d_gguf.runtime.ggml.host_memory import HEADROOM, require_memory
+from sam3d_gguf.runtime.ggml.functions import MAX_DIMS, InitParams
+from sam3d_gguf.runtime.ggml.host_memory import HEADROOM, require_memory, require_threads
 from sam3d_gguf.runtime.weights import FILE_TYPES, Weights, WeightTensor
 from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import ContractError
 
 GGML_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "I8": 24, "I32": 26, "BF16": 30}
 _USAGE_WEIGHTS = 1
-_UPLOAD_ELEMENTS = 1 << 20
+_BLOCK_ELEMENTS = 1 << 18
+"""Few enough for a core's cache."""
+
+_SPAN_ELEMENTS = 1 << 23
+_MAX_READERS = 4
 _CONTEXT_SLACK = 1 << 12
 
 
@@ -60,24 +66,22 @@ def new_context(backend: Backend, tensors: int, extra: int = 0) -> int:
     return backend.library.pointer("ggml_init", InitParams(size, None, True))
 
 
-class _Widening:
-    """BF16 bits to the same values in F32, in memory that each call reuses."""
-
-    def __init__(self) -> None:
-        self._halves = np.zeros((_UPLOAD_ELEMENTS, 2), np.uint16)
-
-    def __call__(self, bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        halves = self._halves[: bits.size]
-        halves[:, 1] = bits
-        return halves.reshape(-1).view(np.float32)
+def _widen(values: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
+    """BF16 bits, or F16, to the same values in F32."""
+    if values.dtype == np.uint16:
+        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        out[:] = values
 
 
 class WeightStore(Closing):
     """The tensors that a model's graphs read, on the device, loaded once.
 
-    Where the device can compute on host memory, tensors that keep their type are used in the
-    mapped file itself; the rest is copied. With strict-F32 precision BF16 and F16 become F32
-    (exact), because libggml would round the other operand of a product down to their type.
+    With strict-F32 precision BF16 and F16 become F32 (exact), because libggml would round the
+    other operand of a product down to their type.
+
+    Attributes:
+        size: bytes on the device.
     """
 
     def __init__(
@@ -92,27 +96,22 @@ class WeightStore(Closing):
         Raises:
             ContractError: a name is missing.
             BackendError: a tensor is larger than the device allows, or memory is too small.
+            InputError: the file was changed since it was opened, or can't be read.
         """
         self._backend = backend
         self._weights = weights
         self._tensors: dict[str, Tensor] = {}
-        self._contexts: list[int] = []
-        self._buffers: list[int] = []
-        self.mapped_bytes = 0
-        self.copied_bytes = 0
+        self._context = 0
+        self._buffer = 0
+        self.size = 0
         arrays = derived or {}
-        mapped: list[WeightTensor] = []
-        copied: list[_Planned] = []
-        for name in names:
-            tensor = weights.tensor(name)
-            if self._is_mapped(tensor):
-                mapped.append(tensor)
-            else:
-                copied.append(_Planned(name, tensor.shape, self._type(tensor)))
-        copied += [_Planned(name, array.shape, "F32") for name, array in arrays.items()]
+        planned = {name: self._planned(weights.tensor(name)) for name in names}
+        planned |= {name: _Planned(name, array.shape, "F32") for name, array in arrays.items()}
         try:
-            self._map(mapped)
-            self._copy(copied, arrays)
+            self._allocate(planned.values())
+            for name, array in arrays.items():
+                self._set(planned[name], 0, array.reshape(-1))
+            self._read([each for name, each in planned.items() if name not in arrays])
         except BaseException:
             self.close()
             raise
@@ -126,53 +125,17 @@ class WeightStore(Closing):
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
-    def _type(self, tensor: WeightTensor) -> str:
+    def _planned(self, tensor: WeightTensor) -> _Planned:
         matrix = tensor.name.endswith("weight") and len(tensor.shape) >= 2
-        if tensor.type in ("BF16", "F16") and (self._backend.precision != "fast" or not matrix):
-            return "F32"
-        return tensor.type
+        narrow = tensor.type in ("BF16", "F16")
+        wide = narrow and (self._backend.precision != "fast" or not matrix)
+        return _Planned(tensor.name, tensor.shape, "F32" if wide else tensor.type)
 
-    def _is_mapped(self, tensor: WeightTensor) -> bool:
-        return (
-            self._backend.device.host_pointers
-            and self._type(tensor) == tensor.type
-            and tensor.offset % TENSOR_ALIGNMENT == 0
-        )
-
-    def _map(self, tensors: list[WeightTensor]) -> None:
-        if not tensors:
-            return
-        library = self._backend.library
-        whole = np.frombuffer(self._weights.data, np.uint8)
-        base = int(whole.ctypes.data)
-        buffer = library.pointer(
-            "ggml_backend_dev_buffer_from_host_ptr",
-            self._backend.device.address,
-            base,
-            whole.nbytes,
-            whole.nbytes,
-        )
-        self._buffers.append(buffer)
-        library.call("ggml_backend_buffer_set_usage", buffer, _USAGE_WEIGHTS)
-        context = new_context(self._backend, len(tensors))
-        self._contexts.append(context)
-        for each in tensors:
-            tensor = new_tensor(self._backend, context, each.type, each.shape)
-            library.call("ggml_set_name", tensor.address, each.name.encode())
-            status = library.call(
-                "ggml_backend_tensor_alloc", buffer, tensor.address, base + each.offset
-            )
-            if status != 0:
-                raise BackendError("a mapped tensor was refused by the device", where=each.name)
-            self._tensors[each.name] = tensor
-            self.mapped_bytes += each.elements * FILE_TYPES[each.type].itemsize
-
-    def _copy(self, planned: list[_Planned], arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    def _allocate(self, planned: Collection[_Planned]) -> None:
         if not planned:
             return
         backend, library = self._backend, self._backend.library
-        context = new_context(backend, len(planned))
-        self._contexts.append(context)
+        context = self._context = new_context(backend, len(planned))
         for each in planned:
             tensor = new_tensor(backend, context, each.type, each.shape)
             library.call("ggml_set_name", tensor.address, each.name.encode())
@@ -194,43 +157,81 @@ class WeightStore(Closing):
         buffer = library.pointer(
             "ggml_backend_alloc_ctx_tensors_from_buft", context, backend.buffer_type
         )
-        self._buffers.append(buffer)
+        self._buffer = buffer
         library.call("ggml_backend_buffer_set_usage", buffer, _USAGE_WEIGHTS)
-        self.copied_bytes += int(library.call("ggml_backend_buffer_get_size", buffer))
-        for each in planned:
-            if each.name in arrays:
-                self._upload(each, arrays[each.name])
-            else:
-                self._upload(each, self._weights.raw(each.name))
-                self._weights.release(each.name)
+        self.size = int(library.call("ggml_backend_buffer_get_size", buffer))
 
-    def _upload(self, planned: _Planned, source: npt.NDArray[Any]) -> None:
-        flat = source.reshape(-1)
+    def _read(self, planned: Collection[_Planned]) -> None:
+        """Fills tensors from the file; with the threads of the CPU backend where it is that."""
+        if not planned:
+            return
+        host = bool(self._backend.library.call("ggml_backend_buffer_is_host", self._buffer))
+        fill = self._fill_memory if host else self._fill_device
+
+        def work(span: tuple[_Planned, int, int]) -> None:
+            fill(*span)
+
+        spans = [
+            (each, start, min(start + _SPAN_ELEMENTS, math.prod(each.shape)))
+            for each in planned
+            for start in range(0, math.prod(each.shape), _SPAN_ELEMENTS)
+        ]
+        readers = min(self._backend.threads, _MAX_READERS)
+        require_threads(readers)
+        with ThreadPoolExecutor(readers) as pool:
+            for _ in pool.map(work, spans):
+                pass
+
+    def _fill_memory(self, planned: _Planned, start: int, end: int) -> None:
         itemsize = FILE_TYPES[planned.type].itemsize
-        address = self._tensors[planned.name].address
-        widen = _Widening() if planned.type == "F32" and flat.dtype == np.uint16 else None
-        for start in range(0, flat.size, _UPLOAD_ELEMENTS):
-            block = flat[start : start + _UPLOAD_ELEMENTS]
-            if widen is not None:
-                block = widen(block)
-            elif planned.type == "F32":
-                block = block.astype(np.float32, copy=False)
-            block = np.ascontiguousarray(block)
-            self._backend.library.call(
-                "ggml_backend_tensor_set",
-                address,
-                int(block.ctypes.data),
-                start * itemsize,
-                block.nbytes,
-            )
+        address = self._backend.library.pointer(
+            "ggml_get_data", self._tensors[planned.name].address
+        )
+        memory = (ctypes.c_uint8 * ((end - start) * itemsize)).from_address(
+            address + start * itemsize
+        )
+        target = np.frombuffer(memoryview(memory), FILE_TYPES[planned.type])
+        if planned.type == self._weights.tensor(planned.name).type:
+            self._weights.read_into(planned.name, start, target)
+            return
+        for first, values in self._blocks(planned, start, end):
+            _widen(values, target[first - start :][: values.size])
+
+    def _fill_device(self, planned: _Planned, start: int, end: int) -> None:
+        wide = np.empty(_BLOCK_ELEMENTS, np.float32)
+        for first, values in self._blocks(planned, start, end):
+            if planned.type == self._weights.tensor(planned.name).type:
+                self._set(planned, first, values)
+            else:
+                _widen(values, wide[: values.size])
+                self._set(planned, first, wide[: values.size])
+
+    def _blocks(
+        self, planned: _Planned, start: int, end: int
+    ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """The values as stored, each with the number of its first, in memory that is reused."""
+        stored = FILE_TYPES[self._weights.tensor(planned.name).type]
+        block = np.empty(min(_BLOCK_ELEMENTS, end - start), stored)
+        for first in range(start, end, _BLOCK_ELEMENTS):
+            values = block[: end - first]
+            self._weights.read_into(planned.name, first, values)
+            yield first, values
+
+    def _set(self, planned: _Planned, start: int, values: npt.NDArray[Any]) -> None:
+        self._backend.library.call(
+            "ggml_backend_tensor_set",
+            self._tensors[planned.name].address,
+            int(values.ctypes.data),
+            start * FILE_TYPES[planned.type].itemsize,
+            values.nbytes,
+        )
 
     def close(self) -> None:
         """Frees the buffers; graphs that use them must be closed before."""
         library = self._backend.library
-        for buffer in self._buffers:
-            library.call("ggml_backend_buffer_free", buffer)
-        for context in self._contexts:
-            library.call("ggml_free", context)
-        self._buffers.clear()
-        self._contexts.clear()
+        if self._buffer:
+            library.call("ggml_backend_buffer_free", self._buffer)
+        if self._context:
+            library.call("ggml_free", self._context)
+        self._buffer = self._context = 0
         self._tensors.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,11 @@ def start(how: str, name: str, arguments: Sequence[str | Path]) -> tuple[int, st
     return ended.returncode, ended.stderr
 
 
+def unwritten(how: str) -> tuple[int, str]:
+    """How a command ends whose output can't be written, where that is all that it gives."""
+    return (141, "") if how == "broken" else (2, f"{LOST}{REASONS[how]}\n")
+
+
 @pytest.mark.parametrize("how", REASONS)
 @pytest.mark.parametrize(
     ("name", "arguments"),
@@ -57,8 +63,7 @@ def start(how: str, name: str, arguments: Sequence[str | Path]) -> tuple[int, st
 def test_help_that_cannot_be_written_is_no_traceback(
     how: str, name: str, arguments: list[str | Path]
 ) -> None:
-    said = "" if how == "broken" else f"{LOST}{REASONS[how]}\n"
-    assert start(how, name, arguments) == (2, said), name
+    assert start(how, name, arguments) == unwritten(how), name
 
 
 WAYS: list[tuple[str, tuple[str, ...]]] = [
@@ -73,18 +78,16 @@ WAYS: list[tuple[str, tuple[str, ...]]] = [
 def test_a_finding_that_cannot_be_written_is_none(
     how: str, option: Sequence[str], single: Release, tmp_path: Path
 ) -> None:
-    said = "" if how == "broken" else f"{LOST}{REASONS[how]}\n"
     wrong = single.copy(tmp_path)
     wrong.mhr.write_bytes(wrong.mhr.read_bytes()[:-1] + b"\xaa")
     capture = TINY / "expected.safetensors"
     judge = ("--reference", capture, "--candidate", capture, "--rules", TINY / "rules.json")
 
-    assert start(how, "inspect", [single.mhr, *option]) == (2, said)
-    assert start(how, "verify", [single.manifest, *option]) == (2, said)
-    assert start(how, "verify", [wrong.manifest, *option]) == (2, said)
-    assert start(how, "parity", [*judge, *option]) == (2, said)
-    if how != "broken":
-        assert start(how, "run", ["--list-devices", *option]) == (2, said)
+    assert start(how, "inspect", [single.mhr, *option]) == unwritten(how)
+    assert start(how, "verify", [single.manifest, *option]) == unwritten(how)
+    assert start(how, "verify", [wrong.manifest, *option]) == unwritten(how)
+    assert start(how, "parity", [*judge, *option]) == unwritten(how)
+    assert start(how, "run", ["--list-devices", *option]) == unwritten(how)
 
 
 Task = Callable[[Release, Path], tuple[str, list[str | Path]]]
@@ -121,10 +124,26 @@ def test_complete_files_are_said_to_be_complete(
 
     ended = start(how, name, [*arguments, *option])
 
-    assert ended == (3, f"{LOST}{REASONS[how]}{COMPLETE}")
+    assert ended == (3, "" if how == "broken" else f"{LOST}{REASONS[how]}{COMPLETE}")
     assert len(names_in(tmp_path)) == (2 if task == "convert" else 1)
     if task == "convert":
         assert verify([tmp_path / "manifest.json"]).is_good
+
+
+@pytest.mark.parametrize("how", ["full", "broken"])
+def test_a_batch_that_fails_is_no_success_though_its_list_got_lost(
+    how: str, single: Release, tmp_path: Path
+) -> None:
+    good = {"name": "a", "image": str(TINY / "input.png"), "boxes": [[52, 8.5, 141.25, 139]]}
+    bad = {**good, "name": "b", "boxes": [[500, 500, 600, 600]]}
+    batch = tmp_path / "list.json"
+    batch.write_text(json.dumps({"schema_version": 1, "images": [good, bad]}))
+    models = ("--model", single.body, "--mhr", single.mhr, "--out", tmp_path / "out")
+
+    code, said = start(how, "run", ["body", *models, "--batch", batch, "--features-only"])
+
+    assert (code, "error: photo 'b', box 0" in said) == (2, True), said
+    assert len(names_in(tmp_path / "out" / "a")) == 2
 
 
 @pytest.mark.parametrize("name", ["convert", "inspect"])

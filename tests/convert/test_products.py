@@ -305,8 +305,12 @@ def test_swapped_names_are_found_against_the_source(single: Release, tmp_path: P
 
     edited = edited_extraction(single.extraction, tmp_path / "edited", change)
 
-    with pytest.raises(InputError, match="are not those that the source holds"):
+    with pytest.raises(InputError, match="are not those that the source holds") as caught:
         convert(tmp_path, edited, checkpoint=CHECKPOINT)
+
+    assert caught.value.what.startswith("the extraction's bytes of the tensor 'head_")
+    assert caught.value.action.endswith("extract again")
+    assert "reader" not in str(caught.value)
 
 
 OTHER_REPORTS: dict[str, Callable[[Json], object]] = {

@@ -209,6 +209,7 @@ def test_a_value_that_breaks_a_rule_is_refused(
     with pytest.raises(ContractError, match=words) as caught:
         convert_body(from_extraction(extraction, out, mhr=None))
 
+    assert caught.value.where.startswith("model.ckpt: ")
     assert caught.value.where.endswith(name)
     assert names_in(out.parent) == []
 
@@ -232,8 +233,10 @@ def test_a_value_of_mhr_that_breaks_a_rule_is_refused(
 ) -> None:
     extraction = edited(single.mhr_extraction, tmp_path / "edited", name, change)
 
-    with pytest.raises(ContractError, match=words):
+    with pytest.raises(ContractError, match=words) as caught:
         convert_mhr(from_extraction(extraction, out, mhr=None, config=None))
+
+    assert caught.value.where.startswith("mhr_model.stub.pt: ")
 
     assert names_in(out.parent) == []
 

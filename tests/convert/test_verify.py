@@ -36,6 +36,7 @@ from sam3d_gguf.convert.release import convert_body, convert_mhr
 from sam3d_gguf.convert.verify import Verification, verify
 from sam3d_gguf.extractors.byte_source import ByteSource
 from sam3d_gguf.extractors.litter import scratch_folder
+from sam3d_gguf.extractors.progress import Quiet
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.documents import validate
 from sam3d_gguf.schemas.errors import InputError
@@ -143,6 +144,34 @@ def test_the_companion_of_another_release_is_found(copy: Release, other_mhr: Pat
     found = problems_of(copy.manifest)
     assert any("its companion mhr is another one" in line for line in found)
     assert any("SHA-256 of the mhr.asset of mhr is" in line for line in found)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_each_file_of_a_companions_role_is_compared(
+    single: Release, other_mhr: Path, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    other = Path(shutil.copy(other_mhr, tmp_path / "other.gguf"))
+    paths = (single.body, single.mhr, other)
+
+    (found,) = problems_of(*(paths[number] for number in order))
+
+    assert "its companion mhr is another one than other.gguf" in found
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_each_mhr_component_is_compared(
+    native: Release, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    other = Path(shutil.copy(native.folder / COMPONENTS[2], tmp_path / "other.gguf"))
+    forge(
+        other, lambda parts: parts.metadata.update({"sam3d.source.asset_sha256": string("0" * 64)})
+    )
+    paths = (native.folder / COMPONENTS[1], native.folder / COMPONENTS[2], other)
+
+    found = problems_of(*(paths[number] for number in order))
+
+    (line,) = (line for line in found if "it needs the MHR asset" in line)
+    assert "other.gguf is of 000" in line
 
 
 def test_a_companion_with_equal_tensors_and_other_names_is_found(
@@ -592,6 +621,26 @@ def test_the_sources_prove_components(components: Release) -> None:
 
 def test_the_sources_prove_a_file_at_f32(single_f32: Release) -> None:
     assert verify([single_f32.body], sources=[CHECKPOINT]).verdict == "verified"
+
+
+class Unread(Quiet):
+    """Fails when work begins."""
+
+    def stage(self, title: str, total_bytes: int) -> None:
+        raise AssertionError(title)
+
+
+def test_a_source_that_is_given_twice_is_refused_before_anything_is_read(
+    single: Release, tmp_path: Path
+) -> None:
+    first = Path(shutil.copy(ASSET, tmp_path / "first.pt"))
+    link = tmp_path / "link.pt"
+    link.hardlink_to(first)
+
+    for second in (first, link, tmp_path / ".." / tmp_path.name / "first.pt"):
+        with pytest.raises(InputError, match="given twice") as caught:
+            verify([single.manifest], sources=[first, CHECKPOINT, second], progress=Unread())
+        assert caught.value.where == str(second)
 
 
 def test_one_source_of_two_leaves_the_other_unproven(single: Release) -> None:

@@ -85,9 +85,21 @@ OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
     "relu": ([(3, 7)], lambda g, t: g.relu(t[0]), lambda a: np.maximum(a[0], 0)),
     "gelu": ([(3, 7)], lambda g, t: g.gelu(t[0]), lambda a: gelu(a[0])),
     "swiglu": (
-        [(3, 7), (3, 7)],
-        lambda g, t: g.swiglu(t[0], t[1]),
-        lambda a: a[0] / (1 + np.exp(-a[0])) * a[1],
+        [(3, 7), (3, 7), (7,), (7,)],
+        lambda g, t: g.swiglu(t[0], t[1], t[2], t[3]),
+        lambda a: (a[0] + a[2]) / (1 + np.exp(-a[0] - a[2])) * (a[1] + a[3]),
+    ),
+    "rotate": (
+        [(2, 3, 5, 8), (3, 1, 8), (3, 1, 8)],
+        lambda g, t: g.rotate(t[0], t[1], t[2]),
+        lambda a: a[0] * a[1] + np.roll(a[0], 4, axis=3) * a[2],
+    ),
+    "rotate a view": (
+        [(2, 3, 60), (3, 1, 8), (3, 1, 8)],
+        lambda g, t: g.rotate(g.split_heads(t[0], 8, 32, 4), t[1], t[2]),
+        lambda a: (
+            (part := a[0][:, :, 8:40].reshape(2, 3, 4, 8)) * a[1] + np.roll(part, 4, axis=3) * a[2]
+        ),
     ),
     "concat": (
         [(2, 3, 4), (2, 1, 4), (2, 2, 4)],
@@ -228,7 +240,11 @@ ABORTING: list[tuple[Shapes, Build]] = [
     ([(2, 3), (4,)], lambda g, t: g.add(t[0], t[1])),
     ([(2, 3), (4,)], lambda g, t: g.multiply(t[0], t[1])),
     ([(2, 3), (2, 4)], lambda g, t: g.concat([t[0], t[1]], axis=0)),
-    ([(2, 3), (2, 2)], lambda g, t: g.swiglu(t[0], t[1])),
+    ([(2, 3), (2, 2), (3,)], lambda g, t: g.swiglu(t[0], t[1], t[2], t[2])),
+    ([(2, 3), (2, 3), (3,), (2,)], lambda g, t: g.swiglu(t[0], t[1], t[2], t[3])),
+    ([(1, 2, 3, 4), (2, 1, 4), (3, 1, 4)], lambda g, t: g.rotate(t[0], t[1], t[2])),
+    ([(1, 2, 3, 5), (2, 1, 5), (2, 1, 5)], lambda g, t: g.rotate(t[0], t[1], t[2])),
+    ([(2, 3), (3,), (2,)], lambda g, t: g.layer_norm(t[0], t[1], t[2], 1e-5)),
     ([(2, 3)], lambda g, t: g.repeat(t[0], (3, 3))),
 ]
 

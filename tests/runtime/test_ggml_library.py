@@ -20,6 +20,8 @@ from sam3d_gguf.runtime.ggml.library import (
     CORE_LIBRARIES,
     DIRECTORY_VARIABLE,
     GGML_VERSION,
+    KERNELS_MODULE,
+    VULKAN_MODULE,
     Library,
     load_library,
 )
@@ -229,15 +231,52 @@ with open_backend(load_library(), "cpu", threads=2) as backend:
         np.testing.assert_allclose(y, np.maximum(2 * a @ b.T, 0), rtol=1e-5, atol=1e-5)
     print(*(node.backend for node in graph.nodes()), *(f.path.name for f in backend.files[3:]))
     graph.close()
+    builder = GraphBuilder(arena, "attention")
+    tokens = builder.input("tokens", (2, 300, 4, 32))
+    heads = builder.permute(tokens, (0, 2, 1, 3))
+    builder.output("y", builder.attention(heads, heads, heads))
+    graph = builder.build()
+    a = np.random.default_rng(2).standard_normal((2, 300, 4, 32)).astype(np.float32)
+    h = a.astype(np.float64).swapaxes(1, 2)
+    weights = np.exp(h @ h.swapaxes(2, 3) / 32 ** 0.5)
+    expected = (weights / weights.sum(3, keepdims=True) @ h).swapaxes(1, 2).reshape(2, 300, 128)
+    np.testing.assert_allclose(graph.run({"tokens": a})["y"], expected, rtol=1e-5, atol=1e-5)
+    print(*(node.operation for node in graph.nodes() if node.operation == "CUSTOM"))
+    graph.close()
     arena.close()
 """
+
+
+DEVICES = "from sam3d_gguf.cli.run import app; app(['--list-devices', '--json'])"
+
+
+def test_devices_are_listed_without_a_vulkan_module_that_does_not_load(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    (folder / VULKAN_MODULE).write_bytes(b"not a library")
+    run = run_python(DEVICES, **{DIRECTORY_VARIABLE: str(folder)})
+    assert run.returncode == 0, run.stderr
+    assert [device["name"] for device in json.loads(run.stdout)["devices"]] == ["CPU"]
+    assert "warning: " in run.stderr
+    assert "the Vulkan backend does not load; expected a Vulkan loader" in run.stderr
+    assert "mesa-vulkan-drivers" in run.stderr
+
+
+@pytest.mark.skipif(
+    not (load_library().directory / KERNELS_MODULE).exists(), reason="just setup-blas did not run"
+)
+def test_blas_takes_the_large_products_and_kernels_the_rest() -> None:
+    run = run_python(BLAS)
+    modules = [BLAS_MODULE, KERNELS_MODULE]
+    assert run.stdout.split() == ["CPU", "BLAS", "CPU", *modules, "CUSTOM"], run.stderr
 
 
 @pytest.mark.skipif(
     not (load_library().directory / BLAS_MODULE).exists(), reason="just setup-blas did not run"
 )
-def test_blas_takes_the_large_products() -> None:
-    run = run_python(BLAS)
+def test_blas_without_the_kernels(tmp_path: Path) -> None:
+    folder = copy_of(load_library(), tmp_path)
+    shutil.copy(load_library().directory / BLAS_MODULE, folder)
+    run = run_python(BLAS, **{DIRECTORY_VARIABLE: str(folder)})
     assert run.stdout.split() == ["CPU", "BLAS", "CPU", BLAS_MODULE], run.stderr
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sam3d_gguf.runtime.body.neural_mhr import GgmlMhrProducts
 from sam3d_gguf.runtime.geometry.arrays import cross
 from sam3d_gguf.runtime.geometry.mhr_rig import (
     MhrRig,
@@ -17,14 +18,17 @@ from sam3d_gguf.runtime.geometry.mhr_rig import (
     load_rig,
     local_states,
     pose_features,
-    skin,
+    skin_matrices,
 )
+from sam3d_gguf.runtime.ggml.backend import open_backend
+from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.loading import load_weights
 
 
 @pytest.fixture(scope="module")
 def rig(model_files: tuple[Path, Path]) -> MhrRig:
-    return load_rig(load_weights(model_files[1], "mhr"))
+    with load_weights(model_files[1], "mhr") as weights:
+        return load_rig(weights)
 
 
 def as_matrix(state: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -62,10 +66,26 @@ def test_prefix_scan_equals_a_walk_from_the_root(rig: MhrRig) -> None:
         np.testing.assert_allclose(found, walked, rtol=2e-5, atol=2e-3)
 
 
-def test_skinning_equals_the_weighted_sum_of_matrices(rig: MhrRig) -> None:
+@pytest.mark.parametrize("expressive", [False, True])
+def test_skinning_equals_the_weighted_sum_of_matrices(
+    rig: MhrRig, model_files: tuple[Path, Path], expressive: bool
+) -> None:
     states = global_states(rig, local_states(rig, joint_parameters(2)))
-    rest = np.random.default_rng(3).normal(0, 50, (2, rig.skinning.count, 3)).astype(np.float32)
-    posed = skin(rig, states, rest)
+    generator = np.random.default_rng(3)
+    identity, expression, features = (
+        generator.normal(size=(2, size)).astype(np.float32) for size in (45, 72, 750)
+    )
+    with (
+        open_backend(load_library(), "cpu", threads=1) as backend,
+        GgmlMhrProducts(backend, load_weights(model_files[1], "mhr")) as products,
+    ):
+        mesh = products.mesh(
+            identity,
+            expression if expressive else None,
+            features if expressive else None,
+            skin_matrices(rig.inverse_bind, states),
+        )
+    rest = mesh.rest
     bind = [as_matrix(state) for state in rig.inverse_bind.astype(np.float64)]
     wanted = np.zeros(rest.shape)
     owner = np.repeat(
@@ -78,7 +98,7 @@ def test_skinning_equals_the_weighted_sum_of_matrices(rig: MhrRig) -> None:
             matrix: NDArray[np.float64] = np.matmul(pose, bind[joint])
             point: NDArray[np.float64] = matrix @ np.array([*rest[person, vertex], 1])
             wanted[person, vertex] += weight * point[:3]
-    np.testing.assert_allclose(posed, wanted, rtol=1e-4, atol=5e-3)
+    np.testing.assert_allclose(mesh.posed, wanted, rtol=1e-4, atol=5e-3)
 
 
 def test_influences_may_come_unsorted_and_vertices_may_have_none() -> None:

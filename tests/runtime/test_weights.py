@@ -1,16 +1,17 @@
-"""Arrays of a mapped file are exact."""
+"""Arrays of a file are exact, and of a file that nobody changes."""
 
 from __future__ import annotations
 
-import mmap
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_weights import weights_of
 
+from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.weights import Weights, WeightTensor
-from sam3d_gguf.schemas.errors import ContractError
+from sam3d_gguf.schemas.errors import ContractError, InputError
 
 PLAIN = np.array([[1.5, -2.25], [3e-40, 1e30]], np.float32)
 
@@ -55,14 +56,26 @@ def test_a_missing_tensor_is_refused() -> None:
         opened.array("other")
 
 
-def test_a_released_tensor_can_be_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [96, 96 + 159_999])
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, size: int) -> None:
     values = np.arange(40_000, dtype=np.float32)
     path = tmp_path / "values"
     path.write_bytes(bytes(96) + values.tobytes())
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    opened = Weights(path, {}, {"values": WeightTensor("values", values.shape, "F32", 96)}, data)
-    np.testing.assert_array_equal(opened.array("values"), values)
-    opened.release("values")
-    np.testing.assert_array_equal(opened.array("values"), values)
-    assert not opened.raw("values").flags.writeable
+    tensor = WeightTensor("values", values.shape, "F32", 96)
+    with Weights({}, {"values": tensor}, open_source(path)) as opened:
+        np.testing.assert_array_equal(opened.array("values"), values)
+        os.truncate(path, size)
+        with pytest.raises(InputError, match=f"ends at byte {size}, but had 160096 bytes"):
+            opened.array("values")
+
+
+def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    path.write_bytes(bytes(64))
+    with Weights(
+        {}, {"values": WeightTensor("values", (4,), "F32", 0)}, open_source(path)
+    ) as opened:
+        assert not opened.array("values").any()
+        path.write_bytes(bytes(65))
+        with pytest.raises(InputError, match="was changed while it was read"):
+            opened.array("values")
