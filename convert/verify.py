@@ -187,7 +187,7 @@ def _require_sources(paths: Sequence[Path]) -> None:
     seen: set[tuple[int, int]] = set()
     for path in paths:
         with open_source(path) as file:
-            require_source(file.source, _MODELS)
+            require_source(file.source, CHECKPOINTS)
             key = (file.identity.device, file.identity.inode)
         if key in seen:
             raise InputError(

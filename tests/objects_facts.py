@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+MOGE_OFFICIAL: dict[str, Any] = {
+    "encoder": "dinov2_vitl14",
+    "remap_output": "exp",
+    "intermediate_layers": 4,
+    "dim_upsample": [256, 128, 64],
+    "dim_times_res_block_hidden": 2,
+    "num_res_blocks": 2,
+    "num_tokens_range": [1200, 2500],
+    "last_conv_channels": 32,
+    "last_conv_size": 1,
+}
+"""The model section of MoGe's own configs/train/v1.json."""
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TINY = FIXTURES / "tiny-objects-a"

@@ -7,10 +7,9 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
-from objects_facts import PARTS, inventory, official_config
+from objects_facts import MOGE_OFFICIAL, PARTS, inventory, official_config
 
 from sam3d_gguf.convert.binding import BoundContract
 from sam3d_gguf.convert.config import Config, check_config, load_config
@@ -23,18 +22,6 @@ from sam3d_gguf.schemas.errors import ContractError
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "facts" / "objects-inventory.json"
 FLOW = "_base_models.generator.reverse_fn.backbone."
 CONDITION = "_base_models.condition_embedder."
-MOGE_OFFICIAL: dict[str, Any] = {
-    "encoder": "dinov2_vitl14",
-    "remap_output": "exp",
-    "intermediate_layers": 4,
-    "dim_upsample": [256, 128, 64],
-    "dim_times_res_block_hidden": 2,
-    "num_res_blocks": 2,
-    "num_tokens_range": [1200, 2500],
-    "last_conv_channels": 32,
-    "last_conv_size": 1,
-}
-"""The model section of MoGe's own configs/train/v1.json."""
 
 
 def official_tensors(model: ObjectsModel) -> dict[str, TensorSpec]:

@@ -18,21 +18,10 @@ import torch
 from random_weights import weights
 
 sys.path.append(str(Path(__file__).parents[1]))
-from objects_facts import PARTS, inventory, official_config
+from objects_facts import MOGE_OFFICIAL, PARTS, inventory, official_config
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16}
 GENERATORS = ("ss_generator", "slat_generator")
-MOGE_CONFIG: dict[str, Any] = {
-    "encoder": "dinov2_vitl14",
-    "remap_output": "exp",
-    "intermediate_layers": 4,
-    "dim_upsample": [256, 128, 64],
-    "dim_times_res_block_hidden": 2,
-    "num_res_blocks": 2,
-    "num_tokens_range": [1200, 2500],
-    "last_conv_channels": 32,
-    "last_conv_size": 1,
-}
 
 
 def tensors(part: str) -> dict[str, torch.Tensor]:
@@ -55,7 +44,7 @@ def save(part: str, path: Path) -> None:
         content = {"state_dict": content}
     if part == "moge":
         content["image_std"] = content["image_std"].abs()
-        content = {"model_config": MOGE_CONFIG, "model": content}
+        content = {"model_config": MOGE_OFFICIAL, "model": content}
     zipped = part != "slat_decoder_mesh"
     partial = path.with_suffix(".partial")
     torch.save(content, partial, _use_new_zipfile_serialization=zipped)

@@ -171,7 +171,7 @@ def test_a_loaded_model_needs_its_files_no_more(
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
 
 
-@pytest.mark.parametrize("role", get_args(Model))
+@pytest.mark.parametrize("role", RUN)
 def test_a_file_that_is_cut_short_while_it_is_loaded_is_refused(
     single: Release, tmp_path: Path, role: Model
 ) -> None:
