@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sam3d_gguf.runtime.geometry.arrays import Float32, Float64
+from sam3d_gguf.runtime.tensor_files import TensorFile
 from sam3d_gguf.schemas.errors import InputError
 
 MAX_SEED = 2**64 - 1
@@ -85,6 +87,17 @@ class StoredNoise:
     """
 
     __slots__ = ("_tensors", "_where")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The noise in a safetensors file, whatever else it holds.
+
+        Raises:
+            InputError: not such a file.
+        """
+        with TensorFile(path) as file:
+            names = [name for name in file.tensors if name.startswith((f"{STRUCTURE}.", LATENT))]
+            return cls({name: file.read(name) for name in names}, str(path))
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]], where: str) -> None:
         self._tensors = tensors

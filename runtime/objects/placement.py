@@ -37,14 +37,16 @@ class PosedCloud:
 
 def placed(points: Float32, pose: Pose) -> Float32:
     """[M, 3] points of an object in the scene."""
-    result: Float32 = (points * pose.scale) @ _matrix(pose)
+    result = turned(points * pose.scale, pose)
     result += pose.translation
     return result
 
 
 def turned(directions: Float32, pose: Pose) -> Float32:
     """[M, 3] directions of an object in the scene, such as its normals."""
-    return directions @ _matrix(pose)
+    matrix = matrix_from_quaternion(_vector_first(pose.rotation))[0]
+    result: Float32 = np.matmul(directions, matrix)
+    return result
 
 
 def scene(objects: Sequence[PosedCloud]) -> GaussianCloud:
@@ -82,11 +84,7 @@ def _placed_cloud(item: PosedCloud, own: float, shared: float) -> GaussianCloud:
     )
 
 
-def _matrix(pose: Pose) -> Float32:
-    """[3, 3], for row vectors."""
-    return matrix_from_quaternion(_vector_first(pose.rotation))[0]
-
-
 def _vector_first(quaternions: Float32) -> Float32:
     """w, x, y, z to x, y, z, w."""
-    return quaternions[:, [1, 2, 3, 0]]
+    vector, real = quaternions[:, 1:], quaternions[:, :1]
+    return np.concatenate([vector, real], axis=1)

@@ -37,7 +37,16 @@ def from_depth_model(points: Float32) -> Float32:
 
 
 def from_file(points: Float32, size: Size) -> Float32:
-    """[H, W, 3] with x left, y up, z forward to [3, *size], nearest."""
+    """[H, W, 3] with x left, y up, z forward to [3, *size], nearest.
+
+    Raises:
+        InputError: another shape or type.
+    """
+    if points.ndim != 3 or points.shape[2] != 3 or points.size == 0 or points.dtype != np.float32:
+        raise InputError(
+            f"the pointmap is {points.dtype} {list(points.shape)}",
+            expected="float32 [height, width, 3]",
+        )
     return np.ascontiguousarray(nearest(np.moveaxis(points, -1, 0), size))
 
 

@@ -109,6 +109,27 @@ def latent_inputs(rgba: Uint8, settings: PreprocessSettings) -> Mapping[str, Flo
     return _image_inputs(image, mask, crop, settings.image_size)
 
 
+def with_mask(photo: Uint8, mask: Uint8) -> Uint8:
+    """[H, W, 4]: the photo with its mask as alpha.
+
+    Args:
+        photo: [H, W, 3].
+        mask: [H, W], 0 to 255.
+
+    Raises:
+        InputError: another size, or a mask that marks nothing or everything.
+    """
+    if mask.shape != photo.shape[:2]:
+        raise InputError(
+            f"the mask is {mask.shape[1]}x{mask.shape[0]}",
+            expected=f"the photo's {photo.shape[1]}x{photo.shape[0]}",
+        )
+    if not mask.any() or mask.all():
+        marked = "everything" if mask.any() else "nothing"
+        raise InputError(f"the mask marks {marked}", action="Give a mask that marks the object.")
+    return np.concatenate([photo, mask[..., None]], axis=2)
+
+
 def split(rgba: Uint8) -> tuple[Float32, Float32]:
     """[H, W, 4] to the image [3, H, W] and the mask [1, H, W] in 0..1."""
     planes = np.moveaxis((rgba / 255).astype(np.float32), -1, 0)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from objects_components import Component
-from plyfile import PlyData
 
 from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.runtime.export.ply import encode_ply
@@ -63,7 +64,8 @@ def test_fields_meanings_and_columns_equal_the_original_s(objects: Path, count: 
 def test_another_reader_finds_the_same_in_the_file(objects: Path) -> None:
     found = decoded(objects, 4, Component.load("gaussian-decoder-4"))
     columns = found.cloud().columns()
-    document = PlyData.read(io.BytesIO(b"".join(encode_ply(columns))))
+    plyfile: Any = importlib.import_module("plyfile")  # has no types
+    document = plyfile.PlyData.read(io.BytesIO(b"".join(encode_ply(columns))))
     (element,) = document.elements
     assert (element.name, len(element), document.byte_order) == ("vertex", 760, "<")
     assert tuple(prop.name for prop in element.properties) == COLUMNS

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from objects_facts import TINY
+from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from sam3d_gguf.runtime.objects.noise import SeededNoise, StoredNoise
 from sam3d_gguf.schemas.errors import InputError
@@ -78,6 +80,15 @@ def test_stored_noise_is_given_back() -> None:
     noise = StoredNoise({"ss_noise.scale": token, "slat_noise": latent}, "noise.safetensors")
     assert noise.structure({"scale": (1, 1, 3)})["scale"] is token
     assert noise.latent((1, 5, 8)) is latent
+
+
+def test_the_original_s_noise_is_read_from_a_file() -> None:
+    noise = StoredNoise.read(TINY / "inputs-pipeline.safetensors")
+    original = load_file(TINY / "inputs-pipeline.safetensors")
+    shapes = {"scale": (1, 1, 3), "shape": (1, 4096, 8)}
+    for name, array in noise.structure(shapes).items():
+        np.testing.assert_array_equal(array, original[f"ss_noise.{name}"])
+    np.testing.assert_array_equal(noise.latent((1, 324, 8)), original["slat_noise"])
 
 
 @pytest.mark.parametrize(

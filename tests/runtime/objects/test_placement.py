@@ -39,7 +39,8 @@ def covariances(gaussians: GaussianCloud) -> NDArray[np.float64]:
         [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
     ]
     matrix = np.moveaxis(np.array(rows), -1, 0) * gaussians.scales[:, None, :]
-    return matrix @ np.swapaxes(matrix, 1, 2)
+    result: NDArray[np.float64] = np.einsum("nij,nkj->nik", matrix, matrix)
+    return result
 
 
 def test_points_are_rows_times_the_pose_s_matrix() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from sam3d_gguf.runtime.objects.preprocess import (
     pad_to_square,
     split,
     structure_inputs,
+    with_mask,
 )
 from sam3d_gguf.runtime.objects.resize import bilinear, nearest
 from sam3d_gguf.schemas.errors import ContractError, InputError
@@ -132,6 +134,41 @@ def test_a_mask_that_marks_next_to_nothing_is_refused(size: tuple[int, int]) -> 
     rgba[1 : 1 + size[0], 1 : 1 + size[1], 3] = 255
     with pytest.raises(InputError, match="the mask"):
         latent_inputs(rgba, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.full((3, 5), 255), "the mask is 5x3; expected the photo's 4x3"),
+        (np.zeros((3, 4)), "marks nothing"),
+        (np.full((3, 4), 1), "marks everything"),
+    ],
+)
+def test_a_mask_that_marks_no_object_is_refused(mask: NDArray[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        with_mask(np.zeros((3, 4, 3), np.uint8), mask.astype(np.uint8))
+
+
+def test_a_mask_becomes_the_alpha() -> None:
+    photo = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    mask = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    merged = with_mask(photo, mask)
+    np.testing.assert_array_equal(merged[..., :3], photo)
+    np.testing.assert_array_equal(merged[..., 3], mask)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        np.zeros((4, 4), np.float32),
+        np.zeros((4, 4, 2), np.float32),
+        np.zeros((0, 4, 3), np.float32),
+        np.zeros((4, 4, 3), np.float64),
+    ],
+)
+def test_what_is_no_pointmap_is_refused(points: NDArray[Any]) -> None:
+    with pytest.raises(InputError, match=r"expected float32 \[height, width, 3\]"):
+        pointmap.from_file(points, (4, 4))
 
 
 def test_points_without_a_finite_one_in_the_mask_are_refused() -> None:
