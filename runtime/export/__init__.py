@@ -1,1 +1,1 @@
-"""Write results as files: safetensors, glTF, OBJ, an overlay on the photo."""
+"""Write results as files: safetensors, glTF, OBJ, PLY, an overlay on the photo."""
