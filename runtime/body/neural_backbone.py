@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sam3d_gguf.runtime.body.neural import FloatArray, Taps
-from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions, Network, Parts
+from sam3d_gguf.runtime.body.neural import FloatArray
+from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions
+from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor
 from sam3d_gguf.schemas.errors import InputError
 
