@@ -581,17 +581,21 @@ class GraphBuilder:
         strides = (shape[-1] * _F32_BYTES, row, row * tokens)
         return self._node("view_4d", shape, x.address, *_sizes(shape), *strides, start * _F32_BYTES)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C]."""
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, joined: bool = True) -> Tensor:
+        """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C].
+
+        Args:
+            joined: False keeps to products, which sum up many keys more exactly; for few queries.
+        """
         batch, heads, tokens, width = q.shape
         fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
         self._require(fits, "attention", q, k, v)
-        joined = self._joined_attention(q, k, v)
-        if joined is None:
+        attended = self._joined_attention(q, k, v) if joined else None
+        if attended is None:
             values = self.permute(v, (0, 1, 3, 2))
             weights = self.softmax(self.matmul(q, k), width**-0.5)
-            joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
-        return self.reshape(joined, (batch, tokens, heads * width))
+            attended = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
+        return self.reshape(attended, (batch, tokens, heads * width))
 
     def _joined_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """[B, N, heads, width] by one operation, which takes views; None where products do it.
@@ -647,8 +651,10 @@ class GraphBuilder:
             raise BackendError(f"{operation} does not take {shapes}", where=self._name)
 
     def _packed(self, x: Tensor) -> Tensor:
+        """x, or its copy in row-major order; with one column also a transposed one is contiguous."""
+        strides = struct_of(x).nb
         contiguous = self._library.call("ggml_is_contiguous", x.address)
-        return x if contiguous else self.contiguous(x)
+        return x if contiguous and strides[0] <= strides[1] else self.contiguous(x)
 
     def _node(self, operation: str, shape: tuple[int, ...], *arguments: object) -> Tensor:
         self._reserve()

@@ -108,6 +108,10 @@ class Network(GraphBuilder):
         """A stored tensor."""
         return self._store[name]
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor is stored."""
+        return name in self._store
+
     def dense(self, x: Tensor, module: str) -> Tensor:
         """An nn.Linear with bias."""
         return self.linear(x, self.weight(f"{module}.weight"), self.weight(f"{module}.bias"))

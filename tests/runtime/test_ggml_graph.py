@@ -171,6 +171,18 @@ OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
         lambda g, t: g.attention(t[0], t[1], t[2]),
         lambda a: attention(*a),
     ),
+    "attention by products": (
+        [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)],
+        lambda g, t: g.attention(t[0], t[1], t[2], joined=False),
+        lambda a: attention(*a),
+    ),
+    "attention to one key": (
+        [(2, 3, 5, 8), (2, 1, 3, 8), (2, 1, 3, 8)],
+        lambda g, t: g.attention(
+            t[0], g.permute(t[1], (0, 2, 1, 3)), g.permute(t[2], (0, 2, 1, 3)), joined=False
+        ),
+        lambda a: attention(a[0], a[1].swapaxes(1, 2), a[2].swapaxes(1, 2)),
+    ),
     "attention in tiles": (
         [(1, 2, 131, 64), (1, 2, 77, 64), (1, 2, 77, 64)],
         lambda g, t: g.attention(t[0], t[1], t[2]),
