@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from objects_parity import Arrays, Captured, inputs_of
+from objects_voxels import flow_tables
 
 from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.objects.neural_slat_flow import StructuredLatentFlow
 from sam3d_gguf.runtime.objects.neural_ss_flow import SparseStructureFlow
 from sam3d_gguf.schemas.errors import InputError
 
@@ -27,6 +29,13 @@ def _backend() -> Iterator[Backend]:
 def _ss_flow(backend: Backend, objects: Path) -> Iterator[SparseStructureFlow]:
     weights = load_weights(objects / "ss_generator.gguf", "objects.ss_generator")
     with SparseStructureFlow(backend, weights) as flow:
+        yield flow
+
+
+@pytest.fixture(name="slat_flow")
+def _slat_flow(backend: Backend, objects: Path) -> Iterator[StructuredLatentFlow]:
+    weights = load_weights(objects / "slat_generator.gguf", "objects.slat_generator")
+    with StructuredLatentFlow(backend, weights) as flow:
         yield flow
 
 
@@ -130,3 +139,56 @@ def test_wrong_latents_and_tokens_are_refused(ss_flow: SparseStructureFlow) -> N
     for wrong in ({**latents, "scale": latents["translation_scale"]}, {"shape": latents["shape"]}):
         with pytest.raises(InputError, match="the latents are"):
             ss_flow.velocity(wrong, 1.0)
+
+
+def test_every_stage_of_the_latent_flow(slat_flow: StructuredLatentFlow) -> None:
+    given = inputs_of("slat-flow-forward")
+    tables = flow_tables(given["coords"])
+    slat_flow.prepare(given["cond_tokens"], tables)
+    x, time = {"feats": given["x"]}, float(given["t"])
+    captured = Captured()
+    cond = slat_flow.velocity(x, time, taps=captured)
+    uncond = slat_flow.velocity(x, time, conditional=False)
+    captured("velocity_cond", cond["feats"])
+    captured("velocity_uncond", uncond["feats"])
+    captured("velocity_cfg_t312p5", guided(cond, uncond, 1)["feats"])
+    at_500 = [slat_flow.velocity(x, 500.0, conditional=each) for each in (True, False)]
+    captured("velocity_cfg_t500", guided(*at_500, 1)["feats"])
+    captured("velocity_cfg_t520", slat_flow.velocity(x, 520.0)["feats"])
+    captured("input_blocks.last.downsample.coords", tables.cubes.coords)
+    for name in ("self_attn", "cross_attn"):
+        captured.found[f"blocks.0.{name}"] = captured.found[f"blocks.0.{name}"][0]
+    for index in (0, 1):
+        captured.found[f"blocks.{index}"] = captured.found[f"blocks.{index}"][0]
+    assert captured.failures("slat-flow-forward") == []
+
+
+def test_the_latent_sampled(slat_flow: StructuredLatentFlow) -> None:
+    given = inputs_of("slat-flow-sampler")
+    slat_flow.prepare(given["cond_tokens"], flow_tables(given["coords"]))
+    times = np.arange(26, dtype=np.float32) / np.float32(25)
+    latent = {"feats": given["noise"]}
+    captured = Captured()
+    captured("t_seq", times)
+    for number, (time, after) in enumerate(pairwise(times.tolist()), 1):
+        velocity = slat_flow.velocity(latent, 1000 * time)
+        if 1000 * time <= 500:
+            uncond = slat_flow.velocity(latent, 1000 * time, conditional=False)
+            velocity = guided(velocity, uncond, 1)
+        latent = {"feats": latent["feats"] + np.float32(after - time) * velocity["feats"]}
+        captured(f"step{number:02d}", latent["feats"])
+    denormalised = latent["feats"][0] * given["slat_std"] + given["slat_mean"]
+    captured("slat_denormalised.feats", denormalised)
+    assert captured.failures("slat-flow-sampler") == []
+
+
+def test_wrong_latents_of_voxels_are_refused(slat_flow: StructuredLatentFlow) -> None:
+    given = inputs_of("slat-flow-forward")
+    with pytest.raises(InputError, match="the flow has no condition tokens"):
+        slat_flow.velocity({"feats": given["x"]}, 1.0)
+    slat_flow.prepare(given["cond_tokens"], flow_tables(given["coords"]))
+    for latent in ({"feats": given["x"][:, 1:]}, {"shape": given["x"]}, {}):
+        with pytest.raises(InputError, match="the latent is"):
+            slat_flow.velocity(latent, 1.0)
+    with pytest.raises(InputError, match=r"the step 0\.5"):
+        slat_flow.velocity({"feats": given["x"]}, 1.0, 0.5)
