@@ -17,10 +17,10 @@ from sam3d_gguf.extractors.models import Model
 from sam3d_gguf.runtime.body.estimator import Estimator, InferenceType
 from sam3d_gguf.runtime.body.model import BodyModel
 from sam3d_gguf.runtime.body.neural_network import GgmlBodyNetwork
-from sam3d_gguf.runtime.body.neural_parts import Network, Parts
 from sam3d_gguf.runtime.body.passes import Passes
 from sam3d_gguf.runtime.body.pose_head import PoseHead
 from sam3d_gguf.runtime.ggml.backend import Backend
+from sam3d_gguf.runtime.ggml.network import Network, Parts
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.weights import WeightTensor

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sam3d_gguf.runtime.body.neural import Taps
+from sam3d_gguf.runtime.ggml.network import Taps
 
 Array = NDArray[Any]
 

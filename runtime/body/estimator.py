@@ -15,7 +15,6 @@ import numpy as np
 from sam3d_gguf.runtime.body import hands as hand_steps
 from sam3d_gguf.runtime.body.capture import Capture
 from sam3d_gguf.runtime.body.hands import HandView, ScaleStatistics
-from sam3d_gguf.runtime.body.neural import Taps
 from sam3d_gguf.runtime.body.passes import (
     Features,
     HandDetection,
@@ -34,6 +33,7 @@ from sam3d_gguf.runtime.geometry.crop import (
     Crop,
     warp_affine_float,
 )
+from sam3d_gguf.runtime.ggml.network import Taps
 
 InferenceType = Literal["body", "full", "hand"]
 Checkpoint = Callable[[str], None]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sam3d_gguf.runtime.body.neural import Taps
 from sam3d_gguf.runtime.body.passes import HandDetection, PassResult, Prediction
 from sam3d_gguf.runtime.geometry.arrays import Bool, Float32
 from sam3d_gguf.runtime.geometry.camera import photo_to_crop
 from sam3d_gguf.runtime.geometry.crop import Crop
 from sam3d_gguf.runtime.geometry.pose_values import HAND_CONTINUOUS
 from sam3d_gguf.runtime.geometry.rotations import angle_between, matrix_from_euler
+from sam3d_gguf.runtime.ggml.network import Taps
 
 RIGHT_WRIST, LEFT_WRIST, RIGHT_ELBOW, LEFT_ELBOW = 41, 62, 8, 7
 LEFT_WRIST_JOINT, RIGHT_WRIST_JOINT = 78, 42

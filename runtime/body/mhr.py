@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sam3d_gguf.runtime.body.neural import MhrProducts, Taps
+from sam3d_gguf.runtime.body.neural import MhrProducts
 from sam3d_gguf.runtime.geometry import mhr_rig
 from sam3d_gguf.runtime.geometry.arrays import Float32
 from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig
+from sam3d_gguf.runtime.ggml.network import Taps
 from sam3d_gguf.schemas.errors import InputError
 
 IDENTITY, PARAMETERS, EXPRESSION = 45, 204, 72

@@ -18,22 +18,14 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sam3d_gguf.runtime.ggml.network import Taps
+
 FloatArray = npt.NDArray[np.float32]
 Branch = Literal["body", "hand"]
 
 POSE_VALUES = 519
 CAMERA_VALUES = 3
 KEYPOINTS = 70
-
-
-class Taps(Protocol):
-    """Receives every named intermediate, in execution order, under its stage name.
-
-    A stage name is a fixture name without pass and number: `backbone.block00.norm1` for
-    `01.body.013.backbone.block00.norm1`. The array may be kept: it is not reused.
-    """
-
-    def __call__(self, name: str, array: npt.NDArray[np.generic], /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

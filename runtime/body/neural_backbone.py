@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sam3d_gguf.runtime.body.neural import FloatArray, Taps
-from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions, Network, Parts
+from sam3d_gguf.runtime.body.neural import FloatArray
+from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions
+from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor
-from sam3d_gguf.schemas.errors import InputError
+from sam3d_gguf.runtime.patches import patchify
 
 _Detail = Callable[[str, Tensor], Tensor]
 
@@ -54,23 +55,6 @@ def backbone_features(
     if taps is not None:
         taps("backbone.features_nchw", channels_first(features))
     return features
-
-
-def patchify(image: FloatArray, patch: int) -> tuple[FloatArray, tuple[int, int]]:
-    """[B, 3, H, W] to ([B, patches, 3 * patch * patch], (grid height, grid width)).
-
-    Raises:
-        InputError: the image is not of whole patches.
-    """
-    batch, channels, height, width = image.shape
-    if channels != 3 or not height or not width or height % patch or width % patch:
-        raise InputError(
-            f"the crop has the shape {image.shape}",
-            expected=f"[B, 3, H, W] with H and W multiples of {patch}",
-        )
-    grid = (height // patch, width // patch)
-    split = image.reshape(batch, channels, grid[0], patch, grid[1], patch)
-    return split.transpose(0, 2, 4, 1, 3, 5).reshape(batch, grid[0] * grid[1], -1), grid
 
 
 def rope_angles(periods: FloatArray, grid: tuple[int, int]) -> tuple[FloatArray, FloatArray]:

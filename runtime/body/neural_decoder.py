@@ -22,12 +22,12 @@ from sam3d_gguf.runtime.body.neural import (
     ImageFeatures,
     KeypointUpdate,
     LayerOutput,
-    Taps,
 )
 from sam3d_gguf.runtime.body.neural_backbone import channels_first
-from sam3d_gguf.runtime.body.neural_parts import BodyDimensions, Network, Parts
+from sam3d_gguf.runtime.body.neural_parts import BodyDimensions, ffn
 from sam3d_gguf.runtime.body.neural_prompts import SUFFIX, Encoders
 from sam3d_gguf.runtime.body.neural_sampling import bilinear_sample
+from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import InputError
@@ -177,13 +177,13 @@ class Decoder:
         def build(network: Network) -> None:
             inputs = network.tensors
             network.output(
-                "positions", network.ffn(inputs["cropped"], f"keypoint_posemb_linear{suffix}")
+                "positions", ffn(network, inputs["cropped"], f"keypoint_posemb_linear{suffix}")
             )
             network.output(
                 "features", network.dense(inputs["sampled"], f"keypoint_feat_linear{suffix}")
             )
             network.output(
-                "positions_3d", network.ffn(inputs["points"], f"keypoint3d_posemb_linear{suffix}")
+                "positions_3d", ffn(network, inputs["points"], f"keypoint3d_posemb_linear{suffix}")
             )
 
         inputs = {"cropped": cropped, "sampled": sampled, "points": points}
@@ -342,8 +342,8 @@ class Decoder:
         return network.dense(attended, f"{module}.proj")
 
     def _add_heads(self, network: Network, token: Tensor) -> None:
-        network.output("pose", network.ffn(token, f"head_pose{self._suffix}.proj"))
-        network.output("camera", network.ffn(token, f"head_camera{self._suffix}.proj"))
+        network.output("pose", ffn(network, token, f"head_pose{self._suffix}.proj"))
+        network.output("camera", ffn(network, token, f"head_camera{self._suffix}.proj"))
 
 
 def _add_hand_boxes(network: Network, tokens: Tensor) -> None:

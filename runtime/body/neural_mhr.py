@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sam3d_gguf.runtime.body.neural import FloatArray, MhrVertices, Taps
-from sam3d_gguf.runtime.body.neural_parts import Network, Parts
+from sam3d_gguf.runtime.body.neural import FloatArray, MhrVertices
 from sam3d_gguf.runtime.geometry.arrays import Int32
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.graph import Graph
+from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.closing import Closing

@@ -13,20 +13,14 @@ from sam3d_gguf.runtime.body.neural import (
     ImageFeatures,
     KeypointUpdate,
     PromptEncoding,
-    Taps,
 )
 from sam3d_gguf.runtime.body.neural_backbone import backbone_features, channels_first
 from sam3d_gguf.runtime.body.neural_decoder import Decoder
-from sam3d_gguf.runtime.body.neural_parts import (
-    ENCODER,
-    BodyDimensions,
-    Network,
-    Parts,
-    body_store,
-)
+from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions, body_store
 from sam3d_gguf.runtime.body.neural_prompts import SUFFIX, Encoders
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.graph import Graph
+from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.closing import Closing
 

@@ -1,24 +1,19 @@
-"""What the graphs of the neural parts have in common: dimensions, weights, small networks."""
+"""What the graphs of the neural parts of Body have in common: dimensions, weights, the FFN."""
 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from sam3d_gguf.runtime.body.neural import FloatArray, Taps
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.errors import CancelledError
-from sam3d_gguf.runtime.ggml.graph import Arena, Graph, GraphBuilder, Graphs
+from sam3d_gguf.runtime.ggml.network import Network
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
 from sam3d_gguf.runtime.weights import Weights
 
 ENCODER = "backbone.encoder"
-DECODER_EPSILON = 1e-6
 
 _NOT_IN_GRAPHS = re.compile(
     r"\.(qkv\.bias|bias_mask|periods|positional_encoding_gaussian_matrix|mask_token"
@@ -85,86 +80,7 @@ def body_store(backend: Backend, weights: Weights) -> WeightStore:
     return WeightStore(backend, weights, names, derived)
 
 
-class Parts:
-    """The weights and graphs that the neural parts of one model share."""
-
-    def __init__(self, store: WeightStore, backend: Backend) -> None:
-        self.store = store
-        self.backend = backend
-        self.graphs = Graphs(backend)
-        self._cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        """Ends the current or next run before its next stage. Any thread may call it."""
-        self._cancelled.set()
-
-    def run(
-        self,
-        name: str,
-        inputs: dict[str, FloatArray],
-        build: Callable[[Network], None],
-        *,
-        taps: Taps | None = None,
-        variant: Hashable = None,
-    ) -> dict[str, FloatArray]:
-        """Runs the graph of that name, building it at the first use of its input shapes.
-
-        Args:
-            variant: what else than the input shapes the graph depends on.
-
-        Raises:
-            CancelledError: `cancel` was called.
-        """
-        if self._cancelled.is_set():
-            self._cancelled.clear()
-            raise CancelledError(f"the run was cancelled before {name}")
-        shapes = tuple((key, array.shape) for key, array in inputs.items())
-
-        def make(arena: Arena) -> Graph:
-            network = Network(arena, name, self.store, tapped=taps is not None)
-            for key, shape in shapes:
-                network.tensors[key] = network.input(key, shape)
-            build(network)
-            return network.build()
-
-        return self.graphs.get((name, shapes, taps is not None, variant), make).run(inputs)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of weights, and of intermediates."""
-        return {
-            "weights": self.store.size,
-            "intermediates": self.graphs.arena.size,
-        }
-
-    def close(self) -> None:
-        """Frees graphs and weights."""
-        self.graphs.close()
-        self.store.close()
-
-
-class Network(GraphBuilder):
-    """A graph builder that finds weights by the names of the original's modules."""
-
-    def __init__(self, arena: Arena, name: str, store: WeightStore, *, tapped: bool) -> None:
-        super().__init__(arena, name, tapped=tapped)
-        self.tensors: dict[str, Tensor] = {}
-        self._store = store
-
-    def weight(self, name: str) -> Tensor:
-        """A stored tensor."""
-        return self._store[name]
-
-    def dense(self, x: Tensor, module: str) -> Tensor:
-        """An nn.Linear with bias."""
-        return self.linear(x, self.weight(f"{module}.weight"), self.weight(f"{module}.bias"))
-
-    def norm(self, x: Tensor, module: str, epsilon: float = DECODER_EPSILON) -> Tensor:
-        """An nn.LayerNorm."""
-        return self.layer_norm(
-            x, self.weight(f"{module}.weight"), self.weight(f"{module}.bias"), epsilon
-        )
-
-    def ffn(self, x: Tensor, module: str) -> Tensor:
-        """The original's FFN of two layers with a ReLU between, without identity."""
-        hidden = self.relu(self.dense(x, f"{module}.layers.0.0"))
-        return self.dense(hidden, f"{module}.layers.1")
+def ffn(network: Network, x: Tensor, module: str) -> Tensor:
+    """The original's FFN of two layers with a ReLU between, without identity."""
+    hidden = network.relu(network.dense(x, f"{module}.layers.0.0"))
+    return network.dense(hidden, f"{module}.layers.1")

@@ -15,15 +15,15 @@ from sam3d_gguf.runtime.body.neural import (
     FloatArray,
     ImageFeatures,
     PromptEncoding,
-    Taps,
 )
 from sam3d_gguf.runtime.body.neural_backbone import channels_first
-from sam3d_gguf.runtime.body.neural_parts import BodyDimensions, Network, Parts
+from sam3d_gguf.runtime.body.neural_parts import BodyDimensions
 from sam3d_gguf.runtime.body.neural_sampling import (
     downsample_rays,
     fourier_features,
     sine_cosine,
 )
+from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import InputError
 

@@ -14,7 +14,6 @@ from sam3d_gguf.runtime.body.neural import (
     Feedback,
     ImageFeatures,
     LayerOutput,
-    Taps,
 )
 from sam3d_gguf.runtime.body.pose_head import (
     FACE,
@@ -29,6 +28,7 @@ from sam3d_gguf.runtime.geometry import camera
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.geometry.camera import Projection
 from sam3d_gguf.runtime.geometry.crop import Crop, crop_photo, normalize, warp_affine
+from sam3d_gguf.runtime.ggml.network import Taps
 
 DUMMY_LABEL = -2.0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sam3d_gguf.runtime.body.mhr import Mhr, MhrMesh
-from sam3d_gguf.runtime.body.neural import KEYPOINTS, BodyNetwork, Branch, Taps
+from sam3d_gguf.runtime.body.neural import KEYPOINTS, BodyNetwork, Branch
 from sam3d_gguf.runtime.geometry import pose_values
 from sam3d_gguf.runtime.geometry.arrays import Float32, Int32
 from sam3d_gguf.runtime.geometry.rotations import (
@@ -21,6 +21,7 @@ from sam3d_gguf.runtime.geometry.rotations import (
     matrix_from_euler,
     matrix_from_quaternion,
 )
+from sam3d_gguf.runtime.ggml.network import Taps
 from sam3d_gguf.runtime.weights import Weights
 
 GLOBAL_ROTATION = slice(0, 6)

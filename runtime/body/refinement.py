@@ -16,11 +16,11 @@ from sam3d_gguf.runtime.body.hands import (
     WristCheck,
     check_wrists,
 )
-from sam3d_gguf.runtime.body.neural import Taps
 from sam3d_gguf.runtime.body.pose_head import PosedBody, PoseHead, PoseParameters
 from sam3d_gguf.runtime.geometry.arrays import Bool, Float32
 from sam3d_gguf.runtime.geometry.pose_values import HAND_CONTINUOUS
 from sam3d_gguf.runtime.geometry.rotations import euler_from_matrix
+from sam3d_gguf.runtime.ggml.network import Taps
 
 WRIST_LIMITS = ((-2.2, 1.0), (-2.2, 1.5), (-1.2, 1.5))
 """Ranges of a wrist's X, Z and Y angles, radians."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,14 @@ from sam3d_gguf.runtime.ggml.library import Kernels
 from sam3d_gguf.runtime.ggml.store import GGML_TYPES, Tensor, new_context, new_tensor
 
 FloatArray = npt.NDArray[np.float32]
+IndexArray = npt.NDArray[np.int32]
+InputArray = FloatArray | IndexArray
 
 MAX_TENSORS = 4096
 _F32_BYTES = 4
 _PRECISION_F32 = 10
+_GELU_SCALE = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBE = 0.044715
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class Graph:
         address: int,
         inputs: Mapping[str, Tensor],
         outputs: Mapping[str, Tensor],
+        rows: Mapping[str, int],
     ) -> None:
         self.name = name
         self.address = address
@@ -151,21 +157,23 @@ class Graph:
         self._buffer_names: dict[int, str] = {}
         self._inputs = inputs
         self._outputs = outputs
+        self._rows = rows
 
-    def run(self, inputs: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-        """Computes every output from float32 inputs of the declared shapes.
+    def run(self, inputs: Mapping[str, InputArray]) -> dict[str, FloatArray]:
+        """Computes every output from float32 and index inputs of the declared shapes.
 
         Raises:
-            BackendError: an input is missing, unknown or of another shape, memory is too small,
-                or the device failed.
+            BackendError: an input is missing, unknown or of another shape, an index is out of
+                range, memory is too small, or the device failed.
         """
         self._check(inputs)
         self._arena.backend.check_host()
         self._arena.place(self)
         library = self._arena.backend.library
-        keep: list[FloatArray] = []
+        keep: list[npt.NDArray[Any]] = []
         for name, tensor in self._inputs.items():
-            array = np.ascontiguousarray(inputs[name], np.float32)
+            kind: type[np.generic] = np.int32 if name in self._rows else np.float32
+            array: npt.NDArray[Any] = np.ascontiguousarray(inputs[name], kind)
             keep.append(array)
             if struct_of(tensor).buffer:
                 library.call(
@@ -260,7 +268,7 @@ class Graph:
             struct.extra = None
             address = library.call("ggml_get_next_tensor", self._contexts[0], address)
 
-    def _check(self, inputs: Mapping[str, FloatArray]) -> None:
+    def _check(self, inputs: Mapping[str, InputArray]) -> None:
         if inputs.keys() != self._inputs.keys():
             raise BackendError(
                 f"inputs are {sorted(inputs)}", where=self.name, expected=str(sorted(self._inputs))
@@ -271,6 +279,14 @@ class Graph:
                     f"the input {name} has the shape {inputs[name].shape}",
                     where=self.name,
                     expected=str(tensor.shape),
+                )
+        for name, rows in self._rows.items():
+            indices = inputs[name]
+            if indices.dtype != np.int32 or indices.min() < 0 or indices.max() >= rows:
+                raise BackendError(
+                    f"the input {name} holds {indices.min()}..{indices.max()} ({indices.dtype})",
+                    where=self.name,
+                    expected=f"int32 of 0..{rows - 1}",
                 )
 
     def _read(self, tensor: Tensor) -> FloatArray:
@@ -315,6 +331,8 @@ class GraphBuilder:
         self._context = new_context(self._backend, MAX_TENSORS, overhead)
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
+        self._rows: dict[str, int] = {}
+        self._limits: dict[int, int] = {}
 
     @contextmanager
     def scope(self, name: str) -> Generator[None, None, None]:
@@ -328,12 +346,21 @@ class GraphBuilder:
 
     def input(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A float32 input of the graph."""
+        return self._leaf(name, shape, "F32")
+
+    def index_input(self, name: str, count: int, rows: int) -> Tensor:
+        """An int32 input of that many row numbers, each below `rows`; for `gather`."""
+        tensor = self._leaf(name, (count,), "I32")
+        self._rows[name] = self._limits[tensor.address] = rows
+        return tensor
+
+    def _leaf(self, name: str, shape: tuple[int, ...], type_: str) -> Tensor:
         if not all(size > 0 for size in shape):
             raise BackendError(
                 f"the input {name} of shape {list(shape)} is empty", where=self._name
             )
         self._reserve()
-        tensor = new_tensor(self._backend, self._context, "F32", shape)
+        tensor = new_tensor(self._backend, self._context, type_, shape)
         self._library.call("ggml_set_name", tensor.address, name.encode())
         self._library.call("ggml_set_input", tensor.address)
         self._inputs[name] = tensor
@@ -365,7 +392,8 @@ class GraphBuilder:
         address = self._library.pointer("ggml_new_graph_custom", self._context, MAX_TENSORS, False)
         for tensor in self._outputs.values():
             self._library.call("ggml_build_forward_expand", address, tensor.address)
-        graph = Graph(self._name, self._arena, self._context, address, self._inputs, self._outputs)
+        arguments = (self._context, address, self._inputs, self._outputs, self._rows)
+        graph = Graph(self._name, self._arena, *arguments)
         for index in range(self._library.call("ggml_graph_n_nodes", address)):
             node = self._library.pointer("ggml_graph_node", address, index)
             device = self._backend.device
@@ -421,6 +449,14 @@ class GraphBuilder:
         normed = self._node("norm", x.shape, x.address, epsilon)
         return self.add(self.multiply(normed, weight), bias)
 
+    def normalize(self, x: Tensor, epsilon: float) -> Tensor:
+        """Layer norm over the last axis without weight and bias."""
+        return self._node("norm", x.shape, self._packed(x).address, epsilon)
+
+    def l2_normalize(self, x: Tensor, epsilon: float) -> Tensor:
+        """x / max(|x|, epsilon) over the last axis."""
+        return self._node("l2_norm", x.shape, self._packed(x).address, epsilon)
+
     def softmax(self, x: Tensor, scale: float) -> Tensor:
         """softmax(x * scale) over the last axis."""
         return self._node("soft_max_ext", x.shape, x.address, None, scale, 0.0)
@@ -432,6 +468,21 @@ class GraphBuilder:
     def gelu(self, x: Tensor) -> Tensor:
         """GELU with the error function."""
         return self._node("gelu_erf", x.shape, x.address)
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        """GELU with the hyperbolic tangent; libggml's own reads it from a table in F16."""
+        square = self.multiply(x, x)
+        factors = (_GELU_SCALE * _GELU_CUBE, _GELU_SCALE)
+        inner = self.multiply(x, self._node("scale_bias", x.shape, square.address, *factors))
+        return self.multiply(x, self._node("sigmoid", x.shape, inner.address))
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x * sigmoid(x)."""
+        return self._node("silu", x.shape, x.address)
+
+    def increment(self, x: Tensor) -> Tensor:
+        """x + 1."""
+        return self._node("scale_bias", x.shape, x.address, 1.0, 1.0)
 
     def swiglu(self, gate: Tensor, x: Tensor, gate_bias: Tensor, bias: Tensor) -> Tensor:
         """silu(gate + gate_bias) * (x + bias); both must be products that nothing else reads."""
@@ -461,16 +512,24 @@ class GraphBuilder:
         return self.add(self.multiply(x, cosine), self.multiply(swapped, sine))
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        """Joins tensors along an axis."""
-        joined = tensors[0]
-        for each in tensors[1:]:
-            shape = list(joined.shape)
-            others = [*each.shape[:axis], shape[axis], *each.shape[axis + 1 :]]
-            self._require(others == shape, f"concat along axis {axis}", joined, each)
-            shape[axis] += each.shape[axis]
-            dimension = len(shape) - 1 - axis
-            joined = self._node("concat", tuple(shape), joined.address, each.address, dimension)
-        return joined
+        """Joins tensors along an axis, in pairs, so that many are not copied too often."""
+        if len(tensors) == 1:
+            return tensors[0]
+        middle = (len(tensors) + 1) // 2
+        left, right = self.concat(tensors[:middle], axis), self.concat(tensors[middle:], axis)
+        others = [*right.shape[:axis], left.shape[axis], *right.shape[axis + 1 :]]
+        self._require(others == list(left.shape), f"concat along axis {axis}", left, right)
+        shape = list(left.shape)
+        shape[axis] += right.shape[axis]
+        dimension = len(shape) - 1 - axis
+        return self._node("concat", tuple(shape), left.address, right.address, dimension)
+
+    def gather(self, x: Tensor, indices: Tensor) -> Tensor:
+        """Rows of [rows, C] by an index input, or by a part of one, that promises as many rows."""
+        limit = self._limits.get(indices.address, math.inf)
+        self._require(len(x.shape) == 2 and limit <= x.shape[0], "gather", x, indices)
+        shape = (indices.shape[0], x.shape[1])
+        return self._node("get_rows", shape, self._with_packed_rows(x).address, indices.address)
 
     def contiguous(self, x: Tensor) -> Tensor:
         """A row-major copy."""
@@ -505,9 +564,12 @@ class GraphBuilder:
         shape = list(x.shape)
         shape[axis] = length
         offset = start * strides[len(shape) - 1 - axis]
-        return self._node(
+        view = self._node(
             "view_4d", tuple(shape), x.address, *_sizes(tuple(shape)), *strides[1:], offset
         )
+        if x.address in self._limits:
+            self._limits[view.address] = self._limits[x.address]
+        return view
 
     def split_heads(self, x: Tensor, start: int, width: int, heads: int) -> Tensor:
         """Columns start..start+width of a contiguous [B, N, C], as a [B, N, heads, .] view."""
@@ -519,17 +581,21 @@ class GraphBuilder:
         strides = (shape[-1] * _F32_BYTES, row, row * tokens)
         return self._node("view_4d", shape, x.address, *_sizes(shape), *strides, start * _F32_BYTES)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C]."""
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, joined: bool = True) -> Tensor:
+        """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C].
+
+        Args:
+            joined: False keeps to products, which sum up many keys more exactly; for few queries.
+        """
         batch, heads, tokens, width = q.shape
         fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
         self._require(fits, "attention", q, k, v)
-        joined = self._joined_attention(q, k, v)
-        if joined is None:
+        attended = self._joined_attention(q, k, v) if joined else None
+        if attended is None:
             values = self.permute(v, (0, 1, 3, 2))
             weights = self.softmax(self.matmul(q, k), width**-0.5)
-            joined = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
-        return self.reshape(joined, (batch, tokens, heads * width))
+            attended = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
+        return self.reshape(attended, (batch, tokens, heads * width))
 
     def _joined_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """[B, N, heads, width] by one operation, which takes views; None where products do it.
@@ -585,8 +651,10 @@ class GraphBuilder:
             raise BackendError(f"{operation} does not take {shapes}", where=self._name)
 
     def _packed(self, x: Tensor) -> Tensor:
+        """x, or its copy in row-major order; with one column also a transposed one is contiguous."""
+        strides = struct_of(x).nb
         contiguous = self._library.call("ggml_is_contiguous", x.address)
-        return x if contiguous else self.contiguous(x)
+        return x if contiguous and strides[0] <= strides[1] else self.contiguous(x)
 
     def _node(self, operation: str, shape: tuple[int, ...], *arguments: object) -> Tensor:
         self._reserve()

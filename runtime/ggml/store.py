@@ -74,7 +74,108 @@ def _widen(values: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
         out[:] = values
 
 
-class WeightStore(Closing):
+class DeviceTensors(Closing):
+    """Tensors in one buffer of the device, by name.
+
+    Attributes:
+        size: bytes on the device.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._tensors: dict[str, Tensor] = {}
+        self._context = 0
+        self._buffer = 0
+        self.size = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def _allocate(self, planned: Collection[_Planned], purpose: str) -> None:
+        if not planned:
+            return
+        backend, library = self._backend, self._backend.library
+        context = self._context = new_context(backend, len(planned))
+        for each in planned:
+            tensor = new_tensor(backend, context, each.type, each.shape)
+            library.call("ggml_set_name", tensor.address, each.name.encode())
+            size = int(library.call("ggml_nbytes", tensor.address))
+            if size > backend.max_buffer_size:
+                raise BackendError(
+                    f"the tensor has {size} bytes and a buffer of {backend.device.name} at most "
+                    f"{backend.max_buffer_size}",
+                    where=each.name,
+                    action="Choose another device.",
+                )
+            self._tensors[each.name] = tensor
+        size = int(
+            library.call(
+                "ggml_backend_alloc_ctx_tensors_from_buft_size", context, backend.buffer_type
+            )
+        )
+        backend.check_memory(size, purpose)
+        buffer = library.pointer(
+            "ggml_backend_alloc_ctx_tensors_from_buft", context, backend.buffer_type
+        )
+        self._buffer = buffer
+        library.call("ggml_backend_buffer_set_usage", buffer, _USAGE_WEIGHTS)
+        self.size = int(library.call("ggml_backend_buffer_get_size", buffer))
+
+    def _set(self, planned: _Planned, start: int, values: npt.NDArray[Any]) -> None:
+        self._backend.library.call(
+            "ggml_backend_tensor_set",
+            self._tensors[planned.name].address,
+            int(values.ctypes.data),
+            start * FILE_TYPES[planned.type].itemsize,
+            values.nbytes,
+        )
+
+    def close(self) -> None:
+        """Frees the buffer; graphs that use it must be closed before."""
+        library = self._backend.library
+        if self._buffer:
+            library.call("ggml_backend_buffer_free", self._buffer)
+        if self._context:
+            library.call("ggml_free", self._context)
+        self._buffer = self._context = 0
+        self._tensors.clear()
+
+
+class KeptTensors(DeviceTensors):
+    """Float32 tensors that stay on the device from one run of a graph to the next."""
+
+    def __init__(
+        self, backend: Backend, shapes: Mapping[str, tuple[int, ...]], purpose: str
+    ) -> None:
+        """Reserves their memory; `write` gives them values.
+
+        Raises:
+            BackendError: a tensor is larger than the device allows, or memory is too small.
+        """
+        super().__init__(backend)
+        try:
+            self._allocate([_Planned(*item, "F32") for item in shapes.items()], purpose)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, name: str, values: npt.NDArray[np.float32]) -> None:
+        """Sets a tensor.
+
+        Raises:
+            BackendError: the values have another shape.
+        """
+        shape = self._tensors[name].shape
+        if values.shape != shape:
+            raise BackendError(f"{name} has the shape {values.shape}", expected=str(shape))
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        self._set(_Planned(name, shape, "F32"), 0, flat)
+
+
+class WeightStore(DeviceTensors):
     """The tensors that a model's graphs read, on the device, loaded once.
 
     With strict-F32 precision BF16 and F16 become F32 (exact), because libggml would round the
@@ -98,17 +199,13 @@ class WeightStore(Closing):
             BackendError: a tensor is larger than the device allows, or memory is too small.
             InputError: the file was changed since it was opened, or can't be read.
         """
-        self._backend = backend
+        super().__init__(backend)
         self._weights = weights
-        self._tensors: dict[str, Tensor] = {}
-        self._context = 0
-        self._buffer = 0
-        self.size = 0
         arrays = derived or {}
         planned = {name: self._planned(weights.tensor(name)) for name in names}
         planned |= {name: _Planned(name, array.shape, "F32") for name, array in arrays.items()}
         try:
-            self._allocate(planned.values())
+            self._allocate(planned.values(), "the weights")
             for name, array in arrays.items():
                 self._set(planned[name], 0, array.reshape(-1))
             self._read([each for name, each in planned.items() if name not in arrays])
@@ -122,44 +219,11 @@ class WeightStore(Closing):
             raise ContractError(f"the tensor {name} is missing", where=str(self._weights.path))
         return tensor
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
     def _planned(self, tensor: WeightTensor) -> _Planned:
         matrix = tensor.name.endswith("weight") and len(tensor.shape) >= 2
         narrow = tensor.type in ("BF16", "F16")
         wide = narrow and (self._backend.precision != "fast" or not matrix)
         return _Planned(tensor.name, tensor.shape, "F32" if wide else tensor.type)
-
-    def _allocate(self, planned: Collection[_Planned]) -> None:
-        if not planned:
-            return
-        backend, library = self._backend, self._backend.library
-        context = self._context = new_context(backend, len(planned))
-        for each in planned:
-            tensor = new_tensor(backend, context, each.type, each.shape)
-            library.call("ggml_set_name", tensor.address, each.name.encode())
-            size = int(library.call("ggml_nbytes", tensor.address))
-            if size > backend.max_buffer_size:
-                raise BackendError(
-                    f"the tensor has {size} bytes and a buffer of {backend.device.name} at most "
-                    f"{backend.max_buffer_size}",
-                    where=each.name,
-                    action="Choose another device.",
-                )
-            self._tensors[each.name] = tensor
-        size = int(
-            library.call(
-                "ggml_backend_alloc_ctx_tensors_from_buft_size", context, backend.buffer_type
-            )
-        )
-        backend.check_memory(size, "the weights")
-        buffer = library.pointer(
-            "ggml_backend_alloc_ctx_tensors_from_buft", context, backend.buffer_type
-        )
-        self._buffer = buffer
-        library.call("ggml_backend_buffer_set_usage", buffer, _USAGE_WEIGHTS)
-        self.size = int(library.call("ggml_backend_buffer_get_size", buffer))
 
     def _read(self, planned: Collection[_Planned]) -> None:
         """Fills tensors from the file; with the threads of the CPU backend where it is that."""
@@ -216,22 +280,3 @@ class WeightStore(Closing):
             values = block[: end - first]
             self._weights.read_into(planned.name, first, values)
             yield first, values
-
-    def _set(self, planned: _Planned, start: int, values: npt.NDArray[Any]) -> None:
-        self._backend.library.call(
-            "ggml_backend_tensor_set",
-            self._tensors[planned.name].address,
-            int(values.ctypes.data),
-            start * FILE_TYPES[planned.type].itemsize,
-            values.nbytes,
-        )
-
-    def close(self) -> None:
-        """Frees the buffers; graphs that use them must be closed before."""
-        library = self._backend.library
-        if self._buffer:
-            library.call("ggml_backend_buffer_free", self._buffer)
-        if self._context:
-            library.call("ggml_free", self._context)
-        self._buffer = self._context = 0
-        self._tensors.clear()

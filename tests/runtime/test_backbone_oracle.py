@@ -12,9 +12,10 @@ from tiny_weights import weights_of
 
 from sam3d_gguf.runtime.body.neural import FloatArray
 from sam3d_gguf.runtime.body.neural_backbone import backbone_features
-from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions, Parts
+from sam3d_gguf.runtime.body.neural_parts import ENCODER, BodyDimensions
 from sam3d_gguf.runtime.ggml.backend import open_backend
 from sam3d_gguf.runtime.ggml.library import load_library
+from sam3d_gguf.runtime.ggml.network import Parts
 from sam3d_gguf.runtime.ggml.store import WeightStore
 
 CHANNELS, HIDDEN, BLOCKS, PERIODS = 1280, 5120, 2, 16

@@ -12,7 +12,14 @@ import pytest
 
 from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
-from sam3d_gguf.runtime.ggml.graph import MAX_TENSORS, Arena, FloatArray, Graph, GraphBuilder
+from sam3d_gguf.runtime.ggml.graph import (
+    MAX_TENSORS,
+    Arena,
+    FloatArray,
+    Graph,
+    GraphBuilder,
+    IndexArray,
+)
 from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.ggml.store import Tensor
 
@@ -44,7 +51,9 @@ def attention(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
     return attended.transpose(0, 2, 1, 3).reshape(q.shape[0], q.shape[2], -1)
 
 
-def layer_norm(x: FloatArray, weight: FloatArray, bias: FloatArray) -> FloatArray:
+def layer_norm(
+    x: FloatArray, weight: FloatArray | np.float32, bias: FloatArray | np.float32
+) -> FloatArray:
     centred = x - x.mean(-1, keepdims=True)
     result: FloatArray = (
         centred / np.sqrt(centred.var(-1, keepdims=True) + 1e-5) * weight + bias
@@ -54,6 +63,14 @@ def layer_norm(x: FloatArray, weight: FloatArray, bias: FloatArray) -> FloatArra
 
 def gelu(x: FloatArray) -> FloatArray:
     halves = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.ravel().tolist()]
+    return np.array(halves, np.float32).reshape(x.shape)
+
+
+def gelu_tanh(x: FloatArray) -> FloatArray:
+    halves = [
+        0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+        for v in x.ravel().tolist()
+    ]
     return np.array(halves, np.float32).reshape(x.shape)
 
 
@@ -84,6 +101,22 @@ OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
     ),
     "relu": ([(3, 7)], lambda g, t: g.relu(t[0]), lambda a: np.maximum(a[0], 0)),
     "gelu": ([(3, 7)], lambda g, t: g.gelu(t[0]), lambda a: gelu(a[0])),
+    "gelu_tanh": ([(3, 7)], lambda g, t: g.gelu_tanh(t[0]), lambda a: gelu_tanh(a[0])),
+    "silu": ([(3, 7)], lambda g, t: g.silu(t[0]), lambda a: a[0] / (1 + np.exp(-a[0]))),
+    "increment": ([(3, 7)], lambda g, t: g.increment(t[0]), lambda a: a[0] + np.float32(1)),
+    "normalize": (
+        [(2, 16, 3)],
+        lambda g, t: g.normalize(g.permute(t[0], (0, 2, 1)), 1e-5),
+        lambda a: layer_norm(a[0].swapaxes(1, 2), np.float32(1), np.float32(0)),
+    ),
+    "l2_normalize": (
+        [(2, 3, 8)],
+        lambda g, t: g.l2_normalize(g.narrow(t[0], 2, 2, 5), 2.0),
+        lambda a: (
+            (part := a[0][:, :, 2:7])
+            / np.maximum(np.linalg.norm(part, axis=-1, keepdims=True), 2.0)
+        ),
+    ),
     "swiglu": (
         [(3, 7), (3, 7), (7,), (7,)],
         lambda g, t: g.swiglu(t[0], t[1], t[2], t[3]),
@@ -103,6 +136,11 @@ OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
     ),
     "concat": (
         [(2, 3, 4), (2, 1, 4), (2, 2, 4)],
+        lambda g, t: g.concat(t, axis=1),
+        lambda a: np.concatenate(a, axis=1),
+    ),
+    "concat of many": (
+        [(2, 1), (2, 3), (2, 2), (2, 1), (2, 4)],
         lambda g, t: g.concat(t, axis=1),
         lambda a: np.concatenate(a, axis=1),
     ),
@@ -133,6 +171,18 @@ OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
         lambda g, t: g.attention(t[0], t[1], t[2]),
         lambda a: attention(*a),
     ),
+    "attention by products": (
+        [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)],
+        lambda g, t: g.attention(t[0], t[1], t[2], joined=False),
+        lambda a: attention(*a),
+    ),
+    "attention to one key": (
+        [(2, 3, 5, 8), (2, 1, 3, 8), (2, 1, 3, 8)],
+        lambda g, t: g.attention(
+            t[0], g.permute(t[1], (0, 2, 1, 3)), g.permute(t[2], (0, 2, 1, 3)), joined=False
+        ),
+        lambda a: attention(a[0], a[1].swapaxes(1, 2), a[2].swapaxes(1, 2)),
+    ),
     "attention in tiles": (
         [(1, 2, 131, 64), (1, 2, 77, 64), (1, 2, 77, 64)],
         lambda g, t: g.attention(t[0], t[1], t[2]),
@@ -159,6 +209,43 @@ def test_an_operation(arena: Arena, name: str) -> None:
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
     graph.close()
+
+
+def gathering(arena: Arena, rows: int = 5) -> Graph:
+    """Rows 1.. of the indices, gathered from a [5, 3]."""
+    builder = GraphBuilder(arena, "gathering")
+    x, indices = builder.input("x", (5, 3)), builder.index_input("indices", 4, rows)
+    builder.output("y", builder.gather(x, builder.narrow(indices, 0, 1, 3)))
+    return builder.build()
+
+
+def test_rows_are_gathered_by_number(arena: Arena) -> None:
+    x, graph = normal(5, 3), gathering(arena)
+    for indices in ([3, 4, 0, 4], [0, 1, 1, 2]):
+        numbers = np.array(indices, np.int32)
+        found = graph.run({"x": x, "indices": numbers})["y"]
+        np.testing.assert_array_equal(found, x[numbers[1:]])
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        (np.array([0, 1, 2, 5], np.int32), r"holds 0\.\.5 \(int32\); expected int32 of 0\.\.4"),
+        (np.array([0, -1, 2, 3], np.int32), r"holds -1\.\.3"),
+        (np.array([0, 1, 2, 3], np.float32), "float32"),
+    ],
+)
+def test_wrong_row_numbers_are_refused(
+    arena: Arena, indices: FloatArray | IndexArray, message: str
+) -> None:
+    graph = gathering(arena)
+    with pytest.raises(BackendError, match=message):
+        graph.run({"x": normal(5, 3), "indices": indices})
+
+
+def test_gathering_from_too_few_rows_is_refused(arena: Arena) -> None:
+    with pytest.raises(BackendError, match="gather does not take"):
+        gathering(arena, rows=6)
 
 
 def test_graphs_of_one_arena_take_turns(arena: Arena) -> None:
@@ -246,6 +333,7 @@ ABORTING: list[tuple[Shapes, Build]] = [
     ([(1, 2, 3, 5), (2, 1, 5), (2, 1, 5)], lambda g, t: g.rotate(t[0], t[1], t[2])),
     ([(2, 3), (3,), (2,)], lambda g, t: g.layer_norm(t[0], t[1], t[2], 1e-5)),
     ([(2, 3)], lambda g, t: g.repeat(t[0], (3, 3))),
+    ([(4, 3), (2,)], lambda g, t: g.gather(t[0], t[1])),
 ]
 
 

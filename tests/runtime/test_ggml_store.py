@@ -15,7 +15,7 @@ from sam3d_gguf.runtime.ggml.backend import Backend, list_devices, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.graph import Arena, FloatArray, GraphBuilder
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
-from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
+from sam3d_gguf.runtime.ggml.store import KeptTensors, Tensor, WeightStore
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import ContractError
 
@@ -145,3 +145,25 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         small.max_buffer_size = 64
         with pytest.raises(BackendError, match=r"rounded\.weight: the tensor has 768 bytes"):
             WeightStore(small, weights(), ["rounded.weight"])
+
+
+def test_kept_tensors_hold_what_was_written_last(backend: Backend) -> None:
+    with KeptTensors(backend, {"kept": (4, 32)}, "the keys") as kept:
+        arena = Arena(backend)
+        builder = GraphBuilder(arena, "product")
+        builder.output("y", builder.matmul(builder.input("x", (4, 32)), kept["kept"]))
+        graph = builder.build()
+        x = np.eye(4, 32, dtype=np.float32)
+        for values in (ROWS[:4], ROWS[2:]):
+            kept.write("kept", values)
+            np.testing.assert_array_equal(graph.run({"x": x})["y"], values[:, :4].T)
+        with pytest.raises(BackendError, match=r"kept has the shape \(6, 32\)"):
+            kept.write("kept", ROWS)
+        assert kept.size >= ROWS[:4].nbytes
+        graph.close()
+        arena.close()
+
+
+def test_kept_tensors_need_their_memory(backend: Backend) -> None:
+    with pytest.raises(BackendError, match="the keys need"):
+        KeptTensors(backend, {"kept": (1 << 20, 1 << 20)}, "the keys")

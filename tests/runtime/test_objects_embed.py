@@ -1,0 +1,88 @@
+"""The condition tokens of SAM 3D Objects equal the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from objects_parity import Captured, inputs_of
+
+from sam3d_gguf.extractors.models import ObjectsModel
+from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
+from sam3d_gguf.runtime.ggml.errors import CancelledError
+from sam3d_gguf.runtime.ggml.library import load_library
+from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.objects.neural_embed import ConditionEmbedder
+from sam3d_gguf.schemas.errors import InputError
+
+COMPONENTS: list[tuple[str, ObjectsModel]] = [
+    ("embed-ss", "objects.ss_generator"),
+    ("embed-slat", "objects.slat_generator"),
+]
+
+
+@pytest.fixture(name="backend")
+def _backend() -> Iterator[Backend]:
+    with open_backend(load_library(), "cpu", threads=2) as backend:
+        yield backend
+
+
+def embedder(backend: Backend, objects: Path, model: ObjectsModel) -> ConditionEmbedder:
+    path = objects / f"{model.removeprefix('objects.')}.gguf"
+    return ConditionEmbedder(backend, load_weights(path, model))
+
+
+@pytest.mark.parametrize(("component", "model"), COMPONENTS)
+def test_every_stage(backend: Backend, objects: Path, component: str, model: ObjectsModel) -> None:
+    captured = Captured()
+    with embedder(backend, objects, model) as network:
+        given = {name: inputs_of(component)[name] for name in network.inputs}
+        captured("tokens", network.tokens(given, taps=captured))
+        plain = network.tokens(given)
+    for call in ("", ".call1"):
+        if (windows := captured.found.get(f"module_list.2.block0{call}")) is not None:
+            captured(f"module_list.2.block0_first8windows{call}", windows[:8])
+    assert captured.failures(component) == []
+    np.testing.assert_allclose(plain, captured.found["tokens"], rtol=1e-6, atol=1e-6)
+
+
+def test_points_that_are_not_finite_take_the_token_for_them(
+    backend: Backend, objects: Path
+) -> None:
+    with embedder(backend, objects, "objects.ss_generator") as network:
+        given = {name: inputs_of("embed-ss")[name].copy() for name in network.inputs}
+        given["pointmap"][:, :, :14] = np.inf
+        captured = Captured()
+        network.tokens(given, taps=captured)
+    points = captured.found["module_list.2"][0].reshape(4, 4, -1)
+    assert np.isfinite(points).all()
+    first = captured.found["module_list.2.block0"].reshape(4, 4, 65, -1)[0]
+    np.testing.assert_array_equal(first[0, 0], first[3, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("image", (1, 3, 56, 70), r"image has the shape \(1, 3, 56, 70\)"),
+        ("mask", (1, 3, 56, 56), r"mask has the shape"),
+        ("pointmap", (1, 3, 56), r"pointmap has the shape"),
+        ("depth", (1, 3, 56, 56), "the inputs are"),
+    ],
+)
+def test_wrong_inputs_are_refused(
+    backend: Backend, objects: Path, name: str, shape: tuple[int, ...], message: str
+) -> None:
+    with embedder(backend, objects, "objects.ss_generator") as network:
+        given = {each: inputs_of("embed-ss")[each] for each in network.inputs}
+        with pytest.raises(InputError, match=message):
+            network.tokens({**given, name: np.zeros(shape, np.float32)})
+
+
+def test_a_cancelled_run_ends(backend: Backend, objects: Path) -> None:
+    with embedder(backend, objects, "objects.ss_generator") as network:
+        given = {name: inputs_of("embed-ss")[name] for name in network.inputs}
+        network.cancel()
+        with pytest.raises(CancelledError, match=r"before module_list\.0"):
+            network.tokens(given)
