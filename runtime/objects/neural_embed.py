@@ -133,7 +133,7 @@ class ConditionEmbedder(Closing):
             raise InputError(f"{name} has the shape {pointmap.shape}", expected="[1, 3, H, W]")
         patch, size = settings.integer("points.patch_size"), settings.integer("points.image_size")
         windows = _windows(_nearest(pointmap[0], size), patch)
-        valid: npt.NDArray[np.bool_] = np.isfinite(windows).all(axis=2, keepdims=True)
+        valid = np.asarray(np.isfinite(windows).all(axis=2, keepdims=True), np.bool_)
         points: FloatArray = np.where(valid, windows, np.float32(0))
         channels, count = settings.integer("points.channels"), len(windows)
         epsilon = settings.real("points.layer_norm_epsilon")

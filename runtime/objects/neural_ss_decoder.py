@@ -58,7 +58,8 @@ class SparseStructureDecoder(Closing):
         for stage, blocks in enumerate(_STAGES):
             x = self._stage(stage, blocks, x, side, taps)
             side *= 2
-        return x.reshape((side // 2,) * 3)
+        logits: FloatArray = x.reshape((side // 2,) * 3)
+        return logits
 
     def _stage(
         self, stage: int, blocks: tuple[int, int], x: FloatArray, side: int, taps: Taps | None
