@@ -6,57 +6,25 @@ stands where the camera saw them, the camera being at the origin and looking alo
 
 from __future__ import annotations
 
-import json
-import struct
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sam3d_gguf.runtime.export.gltf_container import (
+    ARRAY_BUFFER,
+    ELEMENT_BUFFER,
+    GltfBuilder,
+    Json,
+    container,
+)
 from sam3d_gguf.runtime.export.influences import influence_sets
 from sam3d_gguf.runtime.export.surface import SplitSurface, split_at_seams, vertex_normals
 from sam3d_gguf.runtime.geometry.arrays import Float32
 from sam3d_gguf.runtime.geometry.mhr_rig import MhrRig
 from sam3d_gguf.runtime.geometry.rotations import matrix_from_quaternion, normalized
 
-Array = NDArray[Any]
-Json = dict[str, Any]
-
 _METRE = np.float32(0.01)
-_COMPONENTS = {"float32": 5126, "uint16": 5123, "uint32": 5125}
-_TYPES = {1: "SCALAR", 2: "VEC2", 3: "VEC3", 4: "VEC4", 16: "MAT4"}
-_ARRAY_BUFFER, _ELEMENT_BUFFER = 34962, 34963
 _SKIN_COLOR = [0.8, 0.68, 0.6, 1.0]
-
-
-@dataclass(slots=True)
-class _Builder:
-    """Collects buffer views and accessors."""
-
-    data: bytearray = field(default_factory=bytearray)
-    views: list[Json] = field(default_factory=list[Json])
-    accessors: list[Json] = field(default_factory=list[Json])
-
-    def add(self, array: Array, *, target: int | None = None, bounds: bool = False) -> int:
-        """Append [N] or [N, components] and return its accessor's index."""
-        self.data += b"\0" * (-len(self.data) % 4)
-        view: Json = {"buffer": 0, "byteOffset": len(self.data), "byteLength": array.nbytes}
-        if target is not None:
-            view["target"] = target
-        self.data += np.ascontiguousarray(array).tobytes()
-        accessor: Json = {
-            "bufferView": len(self.views),
-            "componentType": _COMPONENTS[array.dtype.name],
-            "count": len(array),
-            "type": _TYPES[array.shape[1] if array.ndim == 2 else 1],
-        }
-        if bounds:
-            accessor["min"] = array.min(axis=0).tolist()
-            accessor["max"] = array.max(axis=0).tolist()
-        self.views.append(view)
-        self.accessors.append(accessor)
-        return len(self.accessors) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +38,7 @@ class GltfPerson:
 
 def glb(rig: MhrRig, people: list[GltfPerson]) -> bytes:
     """The bytes of a .glb file with every person posed and skinned."""
-    builder = _Builder()
+    builder = GltfBuilder()
     surface = split_at_seams(rig)
     shared = _shared_accessors(builder, rig, surface)
     document: Json = {
@@ -94,26 +62,22 @@ def glb(rig: MhrRig, people: list[GltfPerson]) -> bytes:
     }
     for index, person in enumerate(people):
         _add_person(document, builder, rig, surface, shared, index, person)
-    document["accessors"], document["bufferViews"] = builder.accessors, builder.views
-    document["buffers"] = [{"byteLength": len(builder.data)}]
-    return _container(document, bytes(builder.data))
+    return container(document, builder)
 
 
-def _shared_accessors(builder: _Builder, rig: MhrRig, surface: SplitSurface) -> Json:
+def _shared_accessors(builder: GltfBuilder, rig: MhrRig, surface: SplitSurface) -> Json:
     """Accessors that all people use: texture, skin weights, triangles, bind matrices."""
     sets = influence_sets(rig.skinning)
     upright = surface.coordinates.copy()
     upright[:, 1] = 1 - upright[:, 1]
-    attributes: Json = {"TEXCOORD_0": builder.add(upright, target=_ARRAY_BUFFER)}
+    attributes: Json = {"TEXCOORD_0": builder.add(upright, target=ARRAY_BUFFER)}
     for index, (joints, weights) in enumerate(zip(sets.joints, sets.weights, strict=True)):
-        attributes[f"JOINTS_{index}"] = builder.add(joints[surface.vertices], target=_ARRAY_BUFFER)
-        attributes[f"WEIGHTS_{index}"] = builder.add(
-            weights[surface.vertices], target=_ARRAY_BUFFER
-        )
+        attributes[f"JOINTS_{index}"] = builder.add(joints[surface.vertices], target=ARRAY_BUFFER)
+        attributes[f"WEIGHTS_{index}"] = builder.add(weights[surface.vertices], target=ARRAY_BUFFER)
     indices = surface.faces.reshape(-1).astype(np.uint32)
     return {
         "attributes": attributes,
-        "indices": builder.add(indices, target=_ELEMENT_BUFFER),
+        "indices": builder.add(indices, target=ELEMENT_BUFFER),
         "inverseBindMatrices": builder.add(_bind_matrices(rig)),
     }
 
@@ -131,7 +95,7 @@ def _bind_matrices(rig: MhrRig) -> Float32:
 
 def _add_person(
     document: Json,
-    builder: _Builder,
+    builder: GltfBuilder,
     rig: MhrRig,
     surface: SplitSurface,
     shared: Json,
@@ -142,8 +106,8 @@ def _add_person(
     normals = vertex_normals(rest, rig.faces)[surface.vertices]
     positions = rest[surface.vertices]
     attributes = {
-        "POSITION": builder.add(positions, target=_ARRAY_BUFFER, bounds=True),
-        "NORMAL": builder.add(normals, target=_ARRAY_BUFFER),
+        "POSITION": builder.add(positions, target=ARRAY_BUFFER, bounds=True),
+        "NORMAL": builder.add(normals, target=ARRAY_BUFFER),
         **shared["attributes"],
     }
     primitive = {"attributes": attributes, "indices": shared["indices"], "material": 0}
@@ -188,19 +152,3 @@ def _joint_nodes(rig: MhrRig, local: Float32, first: int) -> list[Json]:
             node["children"] = children[joint]
         nodes.append(node)
     return nodes
-
-
-def _container(document: Json, data: bytes) -> bytes:
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-    text += b" " * (-len(text) % 4)
-    data += b"\0" * (-len(data) % 4)
-    length = 12 + 8 + len(text) + 8 + len(data)
-    return b"".join(
-        [
-            struct.pack("<4sII", b"glTF", 2, length),
-            struct.pack("<I4s", len(text), b"JSON"),
-            text,
-            struct.pack("<I4s", len(data), b"BIN\0"),
-            data,
-        ]
-    )
