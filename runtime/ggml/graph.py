@@ -25,6 +25,9 @@ InputArray = FloatArray | IndexArray
 MAX_TENSORS = 4096
 _F32_BYTES = 4
 _PRECISION_F32 = 10
+_SCORES = 1 << 27
+"""Of attention by products, in memory at a time."""
+
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
@@ -314,10 +317,13 @@ class GraphBuilder:
     Axes and shapes are in PyTorch order; tensors have at most four dimensions.
     """
 
-    def __init__(self, arena: Arena, name: str, *, tapped: bool = False) -> None:
+    def __init__(
+        self, arena: Arena, name: str, *, tapped: bool = False, capacity: int = MAX_TENSORS
+    ) -> None:
         """Starts a graph.
 
         Args:
+            capacity: tensors that it may have.
             tapped: whether `tap` makes outputs; a graph without taps reuses more memory.
         """
         self._arena = arena
@@ -325,10 +331,11 @@ class GraphBuilder:
         self._library = arena.backend.library
         self._name = name
         self._tapped = tapped
+        self._capacity = capacity
         self._scope = ""
         self._count = 0
-        overhead = int(self._library.call("ggml_graph_overhead_custom", MAX_TENSORS, False))
-        self._context = new_context(self._backend, MAX_TENSORS, overhead)
+        overhead = int(self._library.call("ggml_graph_overhead_custom", capacity, False))
+        self._context = new_context(self._backend, capacity, overhead)
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
         self._rows: dict[str, int] = {}
@@ -389,7 +396,9 @@ class GraphBuilder:
         Raises:
             BackendError: the device does not support an operation.
         """
-        address = self._library.pointer("ggml_new_graph_custom", self._context, MAX_TENSORS, False)
+        address = self._library.pointer(
+            "ggml_new_graph_custom", self._context, self._capacity, False
+        )
         for tensor in self._outputs.values():
             self._library.call("ggml_build_forward_expand", address, tensor.address)
         arguments = (self._context, address, self._inputs, self._outputs, self._rows)
@@ -592,9 +601,14 @@ class GraphBuilder:
         self._require(fits, "attention", q, k, v)
         attended = self._joined_attention(q, k, v) if joined else None
         if attended is None:
-            values = self.permute(v, (0, 1, 3, 2))
-            weights = self.softmax(self.matmul(q, k), width**-0.5)
-            attended = self.permute(self.matmul(weights, values), (0, 2, 1, 3))
+            k, v = self._packed(k), self._packed(self.permute(v, (0, 1, 3, 2)))
+            size = max(1, _SCORES // (batch * heads * k.shape[2]))
+            pieces: list[Tensor] = []
+            for start in range(0, tokens, size):
+                part = self.narrow(q, 2, start, min(size, tokens - start)) if size < tokens else q
+                weights = self.softmax(self.matmul(part, k), width**-0.5)
+                pieces.append(self.permute(self.matmul(weights, v), (0, 2, 1, 3)))
+            attended = self.concat(pieces, axis=1)
         return self.reshape(attended, (batch, tokens, heads * width))
 
     def _joined_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
@@ -665,9 +679,9 @@ class GraphBuilder:
 
     def _reserve(self) -> None:
         self._count += 1
-        if self._count > MAX_TENSORS:
+        if self._count > self._capacity:
             raise BackendError(
-                "the graph has too many operations", where=self._name, expected=str(MAX_TENSORS)
+                "the graph has too many operations", where=self._name, expected=str(self._capacity)
             )
 
 

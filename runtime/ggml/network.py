@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.errors import CancelledError
 from sam3d_gguf.runtime.ggml.graph import (
+    MAX_TENSORS,
     Arena,
     FloatArray,
     Graph,
@@ -20,6 +21,7 @@ from sam3d_gguf.runtime.ggml.graph import (
     InputArray,
 )
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
+from sam3d_gguf.schemas.closing import Closing
 
 
 class Taps(Protocol):
@@ -54,6 +56,7 @@ class Parts:
         rows: Mapping[str, int] | None = None,
         taps: Taps | None = None,
         variant: Hashable = None,
+        capacity: int = MAX_TENSORS,
     ) -> dict[str, FloatArray]:
         """Runs the graph of that name, building it at the first use of its input shapes.
 
@@ -61,6 +64,7 @@ class Parts:
             inputs: float32 arrays, and int32 arrays of row numbers.
             rows: for each of the latter, what its numbers must be below.
             variant: what else than the input shapes the graph depends on.
+            capacity: tensors that the graph may have.
 
         Raises:
             CancelledError: `cancel` was called.
@@ -72,7 +76,7 @@ class Parts:
         shapes = tuple((key, array.shape, limits.get(key)) for key, array in inputs.items())
 
         def make(arena: Arena) -> Graph:
-            network = Network(arena, name, self.store, tapped=taps is not None)
+            network = Network(arena, name, self.store, tapped=taps is not None, capacity=capacity)
             for key, shape, limit in shapes:
                 if limit is None:
                     network.tensors[key] = network.input(key, shape)
@@ -99,8 +103,16 @@ class Parts:
 class Network(GraphBuilder):
     """A graph builder that finds weights by the names of the original's modules."""
 
-    def __init__(self, arena: Arena, name: str, store: WeightStore, *, tapped: bool) -> None:
-        super().__init__(arena, name, tapped=tapped)
+    def __init__(
+        self,
+        arena: Arena,
+        name: str,
+        store: WeightStore,
+        *,
+        tapped: bool,
+        capacity: int = MAX_TENSORS,
+    ) -> None:
+        super().__init__(arena, name, tapped=tapped, capacity=capacity)
         self.tensors: dict[str, Tensor] = {}
         self._store = store
 
@@ -121,3 +133,26 @@ class Network(GraphBuilder):
         return self.layer_norm(
             x, self.weight(f"{module}.weight"), self.weight(f"{module}.bias"), epsilon
         )
+
+
+class DeviceModel(Closing):
+    """What may be asked of every network on a device. Not safe for concurrent calls, except `cancel`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def cancel(self) -> None:
+        """Ends the current or next run before its next stage. Any thread may call it."""
+        self._parts.cancel()
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs that were built so far."""
+        return self._parts.graphs.all()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights, and of intermediates."""
+        return self._parts.memory()
+
+    def close(self) -> None:
+        """Frees graphs and weights; the backend stays open."""
+        self._parts.close()

@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray, Graph
-from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
+from sam3d_gguf.runtime.ggml.graph import FloatArray
+from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
 from sam3d_gguf.runtime.objects.neural_layers import vit_block
 from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.patches import patchify
 from sam3d_gguf.runtime.weights import Weights
-from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 _UNREAD = ".mask_token"
@@ -27,7 +26,7 @@ _POINTS = 2
 """The number of the point embedder among the embedders."""
 
 
-class ConditionEmbedder(Closing):
+class ConditionEmbedder(DeviceModel):
     """The condition embedder of `ss_generator` or `slat_generator` on one device.
 
         with ConditionEmbedder(backend, weights) as embedder:
@@ -51,7 +50,7 @@ class ConditionEmbedder(Closing):
         self.inputs = tuple(settings.texts("condition.token_order"))
         names = [name for name in weights.tensors if name.startswith("cond.")]
         store = WeightStore(backend, weights, [n for n in names if not n.endswith(_UNREAD)])
-        self._parts = Parts(store, backend)
+        super().__init__(Parts(store, backend))
 
     def tokens(self, inputs: Mapping[str, FloatArray], *, taps: Taps | None = None) -> FloatArray:
         """[1, tokens, condition channels].
@@ -133,7 +132,8 @@ class ConditionEmbedder(Closing):
             raise InputError(f"{name} has the shape {pointmap.shape}", expected="[1, 3, H, W]")
         patch, size = settings.integer("points.patch_size"), settings.integer("points.image_size")
         windows = _windows(_nearest(pointmap[0], size), patch)
-        valid = np.asarray(np.isfinite(windows).all(axis=2, keepdims=True), np.bool_)
+        finite = np.isfinite(windows)
+        valid = finite[:, :, :1] & finite[:, :, 1:2] & finite[:, :, 2:]
         points: FloatArray = np.where(valid, windows, np.float32(0))
         channels, count = settings.integer("points.channels"), len(windows)
         epsilon = settings.real("points.layer_norm_epsilon")
@@ -199,22 +199,6 @@ class ConditionEmbedder(Closing):
             for stage, array in results.items():
                 taps(f"{name}.{stage}".removesuffix(".") + suffix, array)
         return tokens
-
-    def cancel(self) -> None:
-        """Ends the current or next run before its next stage. Any thread may call it."""
-        self._parts.cancel()
-
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that were built so far."""
-        return self._parts.graphs.all()
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of weights, and of intermediates."""
-        return self._parts.memory()
-
-    def close(self) -> None:
-        """Frees graphs and weights; the backend stays open."""
-        self._parts.close()
 
 
 def _channels(values: list[float]) -> FloatArray:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray
+from sam3d_gguf.runtime.ggml.graph import MAX_TENSORS, FloatArray
 from sam3d_gguf.runtime.ggml.network import Network, Parts
 from sam3d_gguf.runtime.ggml.store import KeptTensors, Tensor, WeightStore
 from sam3d_gguf.runtime.objects.neural_layers import attend
@@ -17,6 +17,9 @@ from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
+
+FLOW_CAPACITY = 2 * MAX_TENSORS
+"""A whole flow transformer is one graph, so that its tokens stay on the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray, Graph, IndexArray, InputArray
-from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
+from sam3d_gguf.runtime.ggml.graph import FloatArray, IndexArray, InputArray
+from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor
 from sam3d_gguf.runtime.objects.neural_flow import (
+    FLOW_CAPACITY,
     Conditions,
     FlowNetwork,
     FlowSettings,
@@ -22,7 +23,6 @@ from sam3d_gguf.runtime.objects.neural_layers import attend, feed_forward, posit
 from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.objects.neural_sparse import Downsampling, convolve, pool
 from sam3d_gguf.runtime.weights import Weights
-from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 FEATURES = "feats"
@@ -43,7 +43,7 @@ class FlowTables:
     cube_neighbours: IndexArray
 
 
-class StructuredLatentFlow(Closing):
+class StructuredLatentFlow(DeviceModel):
     """The velocity of the voxels' latents on one device.
 
         with StructuredLatentFlow(backend, weights) as flow:
@@ -67,7 +67,7 @@ class StructuredLatentFlow(Closing):
         self._settings = FlowSettings.of(weights)
         self._norm1_epsilon = settings.real("flow.resnet_norm1_epsilon")
         self._norm2_epsilon = settings.real("flow.resnet_norm2_epsilon")
-        self._parts = Parts(flow_store(backend, weights), backend)
+        super().__init__(Parts(flow_store(backend, weights), backend))
         modules = tuple(f"flow.blocks.{index}.cross_attn" for index in range(self._settings.blocks))
         self._conditions = Conditions(self._parts, modules, self._settings)
         self._tables: dict[str, InputArray] = {}
@@ -120,7 +120,7 @@ class StructuredLatentFlow(Closing):
         """
         variant = self._conditions.key(conditional)
         wanted = (len(self._tables["parents"]), self._settings.latent_channels)
-        shape = latent[FEATURES].shape if latent.keys() == {FEATURES} else ()
+        shape = latent[FEATURES].shape if set(latent) == {FEATURES} else ()
         if shape not in (wanted, (1, *wanted)) or step:
             raise InputError(
                 f"the latent is { ({name: a.shape for name, a in latent.items()}) }, the step {step}",
@@ -137,7 +137,13 @@ class StructuredLatentFlow(Closing):
             self._build(network, flow)
 
         results = self._parts.run(
-            "flow", inputs, build, rows=self._rows, taps=taps, variant=variant
+            "flow",
+            inputs,
+            build,
+            rows=self._rows,
+            taps=taps,
+            variant=variant,
+            capacity=FLOW_CAPACITY,
         )
         velocity = results.pop("velocity")
         if taps is not None:
@@ -211,20 +217,12 @@ class StructuredLatentFlow(Closing):
         update = feed_forward(network, normed, f"{module}.mlp")
         return network.tap(stage, network.add(x, network.multiply(update, modulation.gate_mlp)))
 
-    def cancel(self) -> None:
-        """Ends the current or next run before its next stage. Any thread may call it."""
-        self._parts.cancel()
-
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that were built so far."""
-        return self._parts.graphs.all()
-
     def memory(self) -> dict[str, int]:
         """Bytes of weights, of intermediates, and of kept keys and values."""
-        return {**self._parts.memory(), "condition": self._conditions.size}
+        return {**super().memory(), "condition": self._conditions.size}
 
     def close(self) -> None:
         """Frees graphs, kept tensors and weights; the backend stays open."""
         self._parts.graphs.close()
         self._conditions.close()
-        self._parts.close()
+        super().close()

@@ -19,18 +19,22 @@ class Downsampling(Protocol):
     @property
     def coords(self) -> IndexArray:
         """[M, 4] of the cubes: batch, x, y, z."""
+        ...
 
     @property
     def parents(self) -> IndexArray:
         """[N] the cube of every voxel."""
+        ...
 
     @property
     def children(self) -> IndexArray:
         """[M, 8] the voxels of every cube, then N."""
+        ...
 
     @property
     def weights(self) -> FloatArray:
         """[M] factors of the cubes' sums."""
+        ...
 
 
 class Windows(Protocol):
@@ -39,10 +43,12 @@ class Windows(Protocol):
     @property
     def order(self) -> IndexArray:
         """[N] rows, window after window."""
+        ...
 
     @property
     def lengths(self) -> IndexArray:
         """[W] voxels of each window, in that order."""
+        ...
 
 
 _GATHERED = 1 << 24

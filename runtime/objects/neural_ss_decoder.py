@@ -8,20 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray, Graph, IndexArray
-from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
+from sam3d_gguf.runtime.ggml.graph import FloatArray, IndexArray
+from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
 from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.objects.neural_sparse import convolve
 from sam3d_gguf.runtime.weights import Weights
-from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 _STAGES = ((0, 1), (3, 4), (6, 7))
 """The residual blocks at each resolution; between them one that doubles it."""
 
 
-class SparseStructureDecoder(Closing):
+class SparseStructureDecoder(DeviceModel):
     """The occupancy decoder on one device. Not safe for concurrent calls, except `cancel`."""
 
     def __init__(self, backend: Backend, weights: Weights) -> None:
@@ -38,7 +37,7 @@ class SparseStructureDecoder(Closing):
         self._resolution = settings.integer("latent_resolution")
         self._channels = settings.integer("latent_channels")
         self._epsilon = settings.real("layer_norm_epsilon")
-        self._parts = Parts(WeightStore(backend, weights, weights.tensors), backend)
+        super().__init__(Parts(WeightStore(backend, weights, weights.tensors), backend))
 
     def logits(self, latent: FloatArray, *, taps: Taps | None = None) -> FloatArray:
         """[R, R, R] logits of occupancy, at four times the latent's resolution.
@@ -54,7 +53,7 @@ class SparseStructureDecoder(Closing):
         wanted = (1, side**3, self._channels)
         if latent.shape != wanted:
             raise InputError(f"the latent has the shape {latent.shape}", expected=str(wanted))
-        x = latent[0]
+        x: FloatArray = latent[0]
         for stage, blocks in enumerate(_STAGES):
             x = self._stage(stage, blocks, x, side, taps)
             side *= 2
@@ -108,22 +107,6 @@ class SparseStructureDecoder(Closing):
                 h = network.silu(network.norm(h, f"{module}.norm{number}", self._epsilon))
                 h = convolve(network, h, neighbours, f"{module}.conv{number}")
             return network.add(h, x)
-
-    def cancel(self) -> None:
-        """Ends the current or next run before its next stage. Any thread may call it."""
-        self._parts.cancel()
-
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that were built so far."""
-        return self._parts.graphs.all()
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of weights, and of intermediates."""
-        return self._parts.memory()
-
-    def close(self) -> None:
-        """Frees graphs and weights; the backend stays open."""
-        self._parts.close()
 
 
 def grid_neighbours(side: int) -> IndexArray:

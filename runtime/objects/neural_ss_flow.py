@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray, Graph
-from sam3d_gguf.runtime.ggml.network import Network, Parts, Taps
+from sam3d_gguf.runtime.ggml.graph import FloatArray
+from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor
 from sam3d_gguf.runtime.objects.neural_flow import (
+    FLOW_CAPACITY,
     Conditions,
     FlowNetwork,
     FlowSettings,
@@ -21,7 +22,6 @@ from sam3d_gguf.runtime.objects.neural_flow import (
 from sam3d_gguf.runtime.objects.neural_layers import attend, feed_forward
 from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.weights import Weights
-from sam3d_gguf.schemas.closing import Closing
 from sam3d_gguf.schemas.errors import InputError
 
 SHAPE = "shape"
@@ -31,7 +31,7 @@ _STREAMS = (POSE, SHAPE)
 _VELOCITY = "velocity."
 
 
-class SparseStructureFlow(Closing):
+class SparseStructureFlow(DeviceModel):
     """The velocity of the shape and pose latents on one device.
 
         with SparseStructureFlow(backend, weights) as flow:
@@ -65,7 +65,7 @@ class SparseStructureFlow(Closing):
             )
             for name in settings.texts("flow.noise_order")
         }
-        self._parts = Parts(flow_store(backend, weights), backend)
+        super().__init__(Parts(flow_store(backend, weights), backend))
         modules = tuple(
             _cross_attention(index, stream)
             for index in range(self._settings.blocks)
@@ -114,7 +114,9 @@ class SparseStructureFlow(Closing):
             self._build(network, flow)
 
         variant = self._conditions.key(conditional)
-        results = self._parts.run("flow", inputs, build, taps=taps, variant=variant)
+        results = self._parts.run(
+            "flow", inputs, build, taps=taps, variant=variant, capacity=FLOW_CAPACITY
+        )
         velocities = {name: results.pop(f"{_VELOCITY}{name}") for name in self.shapes}
         if taps is not None:
             for name, array in results.items():
@@ -215,23 +217,15 @@ class SparseStructureFlow(Closing):
             for name in _STREAMS
         }
 
-    def cancel(self) -> None:
-        """Ends the current or next run before its next stage. Any thread may call it."""
-        self._parts.cancel()
-
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that were built so far."""
-        return self._parts.graphs.all()
-
     def memory(self) -> dict[str, int]:
         """Bytes of weights, of intermediates, and of kept keys and values."""
-        return {**self._parts.memory(), "condition": self._conditions.size}
+        return {**super().memory(), "condition": self._conditions.size}
 
     def close(self) -> None:
         """Frees graphs, kept tensors and weights; the backend stays open."""
         self._parts.graphs.close()
         self._conditions.close()
-        self._parts.close()
+        super().close()
 
 
 def _cross_attention(index: int, stream: str) -> str:

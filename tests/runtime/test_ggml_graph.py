@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam3d_gguf.runtime.ggml import graph as graph_module
 from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.graph import (
@@ -211,6 +212,16 @@ def test_an_operation(arena: Arena, name: str) -> None:
     graph.close()
 
 
+def test_attention_by_products_in_pieces(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_module, "_SCORES", 2 * 3 * 7 * 2)
+    shapes: Shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]
+    graph = build(arena, shapes, lambda g, t: g.attention(t[0], t[1], t[2], joined=False))
+    inputs = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    found = graph.run({str(index): array for index, array in enumerate(inputs)})["y"]
+    np.testing.assert_allclose(found, attention(*inputs), rtol=2e-6, atol=2e-6)
+    assert sum(node.operation == "SOFT_MAX" for node in graph.nodes()) == 3
+
+
 def gathering(arena: Arena, rows: int = 5) -> Graph:
     """Rows 1.. of the indices, gathered from a [5, 3]."""
     builder = GraphBuilder(arena, "gathering")
@@ -345,12 +356,16 @@ def test_shapes_that_libggml_would_abort_on_are_refused(
         build(arena, shapes, operation)
 
 
-def test_too_many_operations_are_refused(arena: Arena) -> None:
-    builder = GraphBuilder(arena, "long")
+@pytest.mark.parametrize("capacity", [MAX_TENSORS, 5000])
+def test_too_many_operations_are_refused(arena: Arena, capacity: int) -> None:
+    builder = GraphBuilder(arena, "long", capacity=capacity)
     x = builder.input("x", (1,))
+    for _ in range(capacity - 1):
+        x = builder.relu(x)
+    builder.output("y", x)
     with pytest.raises(BackendError, match="too many operations"):
-        for _ in range(MAX_TENSORS):
-            x = builder.relu(x)
+        builder.relu(x)
+    assert builder.build().run({"x": np.ones(1, np.float32)})["y"].tolist() == [1]
 
 
 class Poor:

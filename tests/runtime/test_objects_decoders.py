@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from objects_capture import mesh_tables
 from objects_parity import Captured, inputs_of
 
 from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.objects import neural_sparse
+from sam3d_gguf.runtime.objects.neural_slat_decoders import (
+    MeshDecoder,
+)
 from sam3d_gguf.runtime.objects.neural_ss_decoder import SparseStructureDecoder
 from sam3d_gguf.schemas.errors import InputError
 
@@ -25,25 +29,11 @@ def _backend() -> Iterator[Backend]:
 
 @pytest.fixture(name="structure")
 def _structure(backend: Backend, objects: Path) -> Iterator[SparseStructureDecoder]:
-    weights = load_weights(objects / "ss_decoder.gguf", "objects.ss_decoder")
-    with SparseStructureDecoder(backend, weights) as decoder:
+    with (
+        load_weights(objects / "ss_decoder.gguf", "objects.ss_decoder") as weights,
+        SparseStructureDecoder(backend, weights) as decoder,
+    ):
         yield decoder
-
-
-def test_every_stage_of_the_structure_decoder(structure: SparseStructureDecoder) -> None:
-    captured = Captured()
-    logits = structure.logits(inputs_of("ss-decoder")["shape_latent"], taps=captured)
-    found = captured.found
-    for name in ("input_layer", "middle_block"):
-        found[name] = found[name][:, ::4]
-    for number in range(8):
-        captured(f"block{number}_corner8", found[f"block{number}"][:, :, :8, :8, :8])
-    assert found["logits"][0, 0].tobytes() == logits.tobytes()
-    captured("logits_stride2", logits[None, None, ::2, ::2, ::2])
-    occupied = np.argwhere(logits > 0).astype(np.int32)
-    captured("coords_original", np.pad(occupied, ((0, 0), (1, 0))))
-    left_out = "coords$|coords_pruned|downsample_factor|ball"
-    assert captured.failures("ss-decoder", left_out=left_out) == []
 
 
 def test_convolutions_in_pieces_equal_those_at_once(
@@ -62,3 +52,29 @@ def test_convolutions_in_pieces_equal_those_at_once(
 def test_a_latent_of_another_grid_is_refused(structure: SparseStructureDecoder) -> None:
     with pytest.raises(InputError, match="the latent has the shape"):
         structure.logits(np.zeros((1, 512, 8), np.float32))
+
+
+@pytest.fixture(name="mesh")
+def _mesh(backend: Backend, objects: Path) -> Iterator[MeshDecoder]:
+    with (
+        load_weights(objects / "slat_decoder_mesh.gguf", "objects.slat_decoder_mesh") as weights,
+        MeshDecoder(backend, weights) as decoder,
+    ):
+        yield decoder
+
+
+def test_latents_of_other_voxels_are_refused(mesh: MeshDecoder) -> None:
+    given = inputs_of("mesh-decoder")
+    coords, feats = given["coords"], given["slat_feats"]
+    tables = mesh_tables(coords)
+    with pytest.raises(InputError, match="the latents have the shape"):
+        mesh.features(feats[:, :4], coords, tables)
+    with pytest.raises(InputError, match="the tables have the shapes"):
+        mesh.features(feats[1:], coords[1:], tables)
+
+
+def test_the_mesh_features_are_those_that_the_extraction_is_given(mesh: MeshDecoder) -> None:
+    given = inputs_of("mesh-decoder")
+    features = mesh.features(given["slat_feats"], given["coords"], mesh_tables(given["coords"]))
+    expected = inputs_of("mesh-extract")["decoder_features.feats"]
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-4)
