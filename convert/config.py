@@ -18,12 +18,14 @@ from typing import Any, cast
 
 import yaml
 
+from sam3d_gguf.extractors.printable import printable
 from sam3d_gguf.schemas.documents import faults
 from sam3d_gguf.schemas.errors import ContractError, InputError
 from sam3d_gguf.schemas.strict_json import JsonValue, shorten
 
 MAX_BYTES = 64 << 10
 _MAX_DEPTH = 16
+_MAX_INTEGER_BITS = 64
 _SHOWN = 12
 
 
@@ -108,7 +110,10 @@ def check_config(values: JsonValue, schema: str, *, where: str) -> Config:
     """Checks the values of a configuration; see `load_config`."""
     found = list(faults(values, schema))
     if found:
-        lines = [f"  {'.'.join(map(str, f.parts)) or 'document'}: {f}" for f in found[:_SHOWN]]
+        lines = [
+            f"  {'.'.join(printable(str(part)) for part in f.parts) or 'document'}: {f}"
+            for f in found[:_SHOWN]
+        ]
         if len(found) > _SHOWN:
             lines.append(f"  and {len(found) - _SHOWN} more")
         raise ContractError(
@@ -176,8 +181,15 @@ class _StrictLoader(yaml.SafeLoader):
             self._refuse("NaN is not supported", node)
         return value
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = int(super().construct_yaml_int(node))
+        if value.bit_length() > _MAX_INTEGER_BITS:  # which Python may refuse to write as text
+            self._refuse("a whole number is too large", node)
+        return value
+
     def _refuse(self, problem: str, at: Any) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
 
 
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
 _StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_yaml_float)

@@ -162,8 +162,11 @@ def _limit(spec: Spec) -> None:
     }
     if spec.processes is not None:
         limits[resource.RLIMIT_NPROC] = (spec.processes, spec.processes)
-    for kind, value in limits.items():
-        resource.setrlimit(kind, value)
+    for kind, (soft, hard) in limits.items():
+        most = resource.getrlimit(kind)[1]  # which this process may already have, and can't raise
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def _end_with_input() -> None:

@@ -80,6 +80,12 @@ def test_all_faults_are_listed() -> None:
     assert "MODEL.DECODER.TYPE" in str(caught.value) and "TRAIN.USE_FP16" in str(caught.value)
 
 
+def test_keys_are_escaped() -> None:
+    with pytest.raises(ContractError) as caught:
+        load_config(b'"a\\n\\nmanifest: good\\e[2J": 1', "body-config", where="c")
+    assert r"a\n\nmanifest: good\x1b[2J: the property is unknown" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -101,6 +107,9 @@ def test_all_faults_are_listed() -> None:
         ("a: 2024-99-99", "plain YAML"),
         ("[" * 17 + "]" * 17, "nesting"),
         ("x: " + "9" * 5000, "plain YAML"),
+        ("x: " + "9" * 4000, "too large"),
+        ("x: -0x" + "f" * 60000, "too large"),
+        ("x: 0b" + "1" * 65, "too large"),
     ],
 )
 def test_ambiguous_yaml_is_refused(text: str, message: str) -> None:
