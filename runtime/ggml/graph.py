@@ -25,8 +25,8 @@ InputArray = FloatArray | IndexArray
 MAX_TENSORS = 4096
 _F32_BYTES = 4
 _PRECISION_F32 = 10
-_SCORES = 1 << 27
-"""Of attention by products, in memory at a time."""
+_SCORES = 1 << 25
+"""Of attention by products at a time: 128 MiB, which every Vulkan device takes as one tensor."""
 
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
