@@ -25,8 +25,8 @@ InputArray = FloatArray | IndexArray
 MAX_TENSORS = 4096
 _F32_BYTES = 4
 _PRECISION_F32 = 10
-_SCORES = 1 << 27
-"""Of attention by products, in memory at a time."""
+_SCORES = 1 << 25
+"""Of attention by products at a time: 128 MiB, which every Vulkan device takes as one tensor."""
 
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
@@ -448,9 +448,15 @@ class GraphBuilder:
         product = self.matmul(x, weight)
         return product if bias is None else self.add(product, bias)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        """Layer norm over the last axis."""
-        kernels = self._kernels()
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, *, joined: bool = True
+    ) -> Tensor:
+        """Layer norm over the last axis.
+
+        Args:
+            joined: False keeps to libggml's operations, which sum up in F64 on the CPU.
+        """
+        kernels = self._kernels() if joined else None
         if kernels is not None:
             self._require(weight.shape == bias.shape == x.shape[-1:], "layer_norm", x, weight, bias)
             bits = int(np.float32(epsilon).view(np.uint32))

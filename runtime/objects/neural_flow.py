@@ -73,7 +73,7 @@ class FlowSettings:
         exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(self.max_period))
         exponents /= np.float32(half)
         frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
-        angles = (np.float32(time) * frequencies).astype(np.float64)
+        angles = np.float64(time) * frequencies.astype(np.float64)
         return np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)[None]
 
 

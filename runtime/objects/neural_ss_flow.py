@@ -165,12 +165,22 @@ class SparseStructureFlow(DeviceModel):
         for name in _STREAMS:
             update = network.multiply(attended[name], modulation.gate_msa)
             x = network.add(streams[name], update)
-            normed = network.norm(x, f"{module}.norm2.{name}", settings.norm2_epsilon)
+            normed = network.layer_norm(
+                x,
+                network.weight(f"{module}.norm2.{name}.weight"),
+                network.weight(f"{module}.norm2.{name}.bias"),
+                settings.norm2_epsilon,
+                joined=name == SHAPE,
+            )
             cross = _cross_attention(index, name)
             update = flow.cross_attention(normed, cross, joined=name == SHAPE)
             x = network.add(x, network.tap(f"{stage}.cross_attn.{name}", update))
             normed = network.layer_norm(
-                x, modulation.scale_mlp, modulation.shift_mlp, settings.norm3_epsilon
+                x,
+                modulation.scale_mlp,
+                modulation.shift_mlp,
+                settings.norm3_epsilon,
+                joined=name == SHAPE,
             )
             update = feed_forward(network, normed, f"{module}.mlp.{name}")
             network.tap(f"{stage}.mlp.{name}", update)
@@ -186,7 +196,11 @@ class SparseStructureFlow(DeviceModel):
         streams: dict[str, Tensor],
         modulation: Modulation,
     ) -> dict[str, Tensor]:
-        """Shape tokens attend to themselves, pose tokens to all."""
+        """Shape tokens attend to themselves, pose tokens to all.
+
+        What is done for the few pose tokens is not joined: one number is all of a modality, and
+        rounding shows in it.
+        """
         module = f"flow.blocks.{index}.self_attn"
         projected: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         for name in _STREAMS:
@@ -195,6 +209,7 @@ class SparseStructureFlow(DeviceModel):
                 modulation.scale_msa,
                 modulation.shift_msa,
                 self._settings.norm1_epsilon,
+                joined=name == SHAPE,
             )
             projected[name] = flow.queries_keys_values(normed, module, f".{name}")
         q, k, v = projected[SHAPE]
