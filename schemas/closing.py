@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Gives a class that has `close` its `with` block."""
 
     __slots__ = ()
 
+    @abstractmethod
     def close(self) -> None:
         """Gives back what is held."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

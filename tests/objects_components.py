@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from objects_facts import TINY
+from objects_parity import read
 
 from sam3d_gguf.runtime.parity import Rules, compare_arrays, load_rules
-from sam3d_gguf.runtime.tensor_files import TensorFile
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -27,8 +27,8 @@ class Component:
     def load(cls, name: str) -> Component:
         """The component of that name."""
         return cls(
-            _read(f"inputs-{name}.safetensors"),
-            _read(f"expected-{name}.safetensors"),
+            read(f"inputs-{name}"),
+            read(f"expected-{name}"),
             load_rules(TINY / f"rules-{name}.json"),
         )
 
@@ -55,8 +55,3 @@ def finite_parts(name: str, array: NDArray[np.float32]) -> Tensors:
         f"{number:03d}.{rest}.nonfinite_mask": (~finite).astype(np.uint8),
         f"{number + 1:03d}.{rest}.nonfinite_to_0": np.where(finite, array, np.float32(0)),
     }
-
-
-def _read(name: str) -> Tensors:
-    with TensorFile(TINY / name) as file:
-        return {tensor: file.read(tensor) for tensor in file.tensors}

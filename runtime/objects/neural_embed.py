@@ -85,8 +85,8 @@ class ConditionEmbedder(DeviceModel):
         wanted = (1, settings.integer("image_channels") if number == 0 else 1, size, size)
         if image.shape != wanted:
             raise InputError(f"{name} has the shape {image.shape}", expected=str(wanted))
-        mean = _channels(settings.reals("image_encoder.mean"))
-        deviation = _channels(settings.reals("image_encoder.std"))
+        mean = _channels(settings.reals("image_encoder.mean", 3))
+        deviation = _channels(settings.reals("image_encoder.std", 3))
         patches, _ = patchify(
             (image - mean) / deviation, settings.integer("image_encoder.patch_size")
         )
@@ -201,7 +201,7 @@ class ConditionEmbedder(DeviceModel):
         return tokens
 
 
-def _channels(values: list[float]) -> FloatArray:
+def _channels(values: tuple[float, ...]) -> FloatArray:
     return np.array(values, np.float32).reshape(1, -1, 1, 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sam3d_gguf.runtime.objects.metadata import integer, number, numbers
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import ContractError
 
@@ -20,19 +21,19 @@ class Settings:
 
     def integer(self, key: str) -> int:
         """A whole number."""
-        return int(self._value(key))
+        return integer(self._weights, key)
 
     def real(self, key: str) -> float:
         """A number."""
-        return float(self._value(key))
+        return number(self._weights, key)
 
     def flag(self, key: str) -> bool:
         """A truth value."""
         return bool(self._value(key))
 
-    def reals(self, key: str) -> list[float]:
-        """A list of numbers."""
-        return [float(item) for item in self._value(key)]
+    def reals(self, key: str, count: int) -> tuple[float, ...]:
+        """So many numbers."""
+        return numbers(self._weights, key, count)
 
     def texts(self, key: str) -> list[str]:
         """A list of strings."""

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import struct
-from pathlib import Path
 
 import pytest
 from objects_facts import MOGE_OFFICIAL, PARTS, inventory, official_config
@@ -19,7 +18,6 @@ from sam3d_gguf.extractors.models import CONFIG_ROLES, MOGE, OBJECTS, ObjectsMod
 from sam3d_gguf.manifests.sources import load_sources
 from sam3d_gguf.schemas.errors import ContractError
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "facts" / "objects-inventory.json"
 FLOW = "_base_models.generator.reverse_fn.backbone."
 CONDITION = "_base_models.condition_embedder."
 
@@ -75,17 +73,6 @@ def test_a_tensor_more_or_less_or_of_another_type_is_no_official_one(model: Obje
     ):
         with pytest.raises(BindingError):
             contract.bind(changed, config_of(model), official=True)
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the inventory lies outside of the repository")
-def test_the_committed_facts_are_the_inventory() -> None:
-    document = json.loads(SHARED.read_text())
-    assert inventory() == {
-        name.removesuffix("_vitl_v1"): {
-            t["name"]: (t["dtype"], tuple(t["shape"])) for t in entry["tensors"]
-        }
-        for name, entry in document.items()
-    }
 
 
 @pytest.mark.parametrize(
