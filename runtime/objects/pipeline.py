@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sam3d_gguf.extractors.models import ObjectsModel
+from sam3d_gguf.extractors.models import MOGE, ObjectsModel
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
@@ -332,12 +332,12 @@ class _Inputs:
 
 def needed(options: ObjectsOptions, *, depth: bool) -> tuple[ObjectsModel, ...]:
     """The parts that a run opens."""
-    found = [stages.STRUCTURE, stages.LATENT, stages.OCCUPANCY]
+    found: list[ObjectsModel] = [stages.STRUCTURE, stages.LATENT, stages.OCCUPANCY]
     found.append(stages.GAUSSIANS[options.gaussians])
     if options.mesh:
         found.append(stages.MESH)
     if depth:
-        found.append("objects.moge")
+        found.append(MOGE)
     return tuple(found)
 
 
@@ -349,7 +349,9 @@ def _sampling(release: ObjectsRelease, model: ObjectsModel, steps: int | None) -
 def _check_grids(release: ObjectsRelease, options: ObjectsOptions) -> None:
     """Refuse decoders of another voxel grid than the one that is found."""
     side = integer(release[stages.OCCUPANCY], "resolution")
-    decoders = [stages.GAUSSIANS[options.gaussians], *([stages.MESH] if options.mesh else [])]
+    decoders: list[ObjectsModel] = [stages.GAUSSIANS[options.gaussians]]
+    if options.mesh:
+        decoders.append(stages.MESH)
     for model in decoders:
         found = integer(release[model], "resolution")
         if found != side:

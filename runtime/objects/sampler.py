@@ -25,7 +25,7 @@ class Velocity(Protocol):
     """The flow network."""
 
     def __call__(
-        self, latent: Latent, time: float, step: float, *, conditional: bool
+        self, latent: Latent, time: float, step: float, /, *, conditional: bool
     ) -> Mapping[str, Float32]:
         """The velocity of every array of a latent.
 
