@@ -219,12 +219,15 @@ class DepthModel(DeviceModel):
 
     def _output(self, x: FloatArray, grid: Size, size: Size, taps: Taps | None) -> FloatArray:
         """[4, *size] the points before their remapping, and the mask."""
-        corners, weights = head.bilinear_corners(grid, size)
         count = size[0] * size[1]
 
         def build(network: Network) -> None:
             tensors = network.tensors
-            h = head.interpolate(network, tensors["x"], tensors["corners"], tensors["weights"])
+            between = (
+                [tensors[f"{each}{n}"] for n in range(head.CORNERS)]
+                for each in ("corner", "weight")
+            )
+            h = head.interpolate(network, tensors["x"], *between)
             h = network.concat([h, tensors["uv"]], axis=1)
             points, mask = head.outputs(network, h, tensors["around"])
             network.output("values", network.concat([points, mask], axis=1))
@@ -232,11 +235,13 @@ class DepthModel(DeviceModel):
         inputs: dict[str, InputArray] = {
             "x": x,
             "uv": _view_rows(size, size[1] / size[0]),
-            "corners": corners,
-            "weights": weights,
             "around": head.neighbourhoods(head.row_numbers(size)),
         }
-        rows = {"corners": len(x), "around": count}
+        rows = {"around": count}
+        corners, weights = head.bilinear_corners(grid, size)
+        for number in range(head.CORNERS):
+            inputs |= {f"corner{number}": corners[number], f"weight{number}": weights[number]}
+            rows[f"corner{number}"] = len(x)
         values = self._parts.run("output", inputs, build, rows=rows, taps=taps)["values"]
         planes: FloatArray = _channels_first(values, size)[0]
         if taps is not None:
