@@ -160,8 +160,14 @@ def seen_files(
 
 
 def scene_camera(points: ScenePoints) -> Camera | None:
-    """The camera that the depth model told, or the one that the pointmap was seen by."""
+    """The camera that the depth model told, or the one that the pointmap was seen by.
+
+    None where neither is one: its focal length is not a number above 0.
+    """
     _, height, width = points.points.shape
-    if points.intrinsics is not None:
-        return Camera(float(points.intrinsics[0, 0]) * width, width, height, float("nan"))
-    return camera_of(points.points)
+    if points.intrinsics is None:
+        return camera_of(points.points)
+    focal = float(points.intrinsics[0, 0]) * width
+    if not (focal > 0 and np.isfinite(focal)):
+        return None
+    return Camera(focal, width, height, float("nan"))

@@ -12,6 +12,8 @@ from sam3d_gguf.runtime.export.raster import rasterize
 from sam3d_gguf.runtime.objects.camera import Camera, camera_of
 from sam3d_gguf.runtime.objects.mesh import Mesh
 from sam3d_gguf.runtime.objects.pose import Pose
+from sam3d_gguf.runtime.objects.result import scene_camera
+from sam3d_gguf.runtime.objects.stages import ScenePoints
 from sam3d_gguf.runtime.objects.view import (
     Surface,
     drawn_size,
@@ -119,6 +121,17 @@ def test_a_pointmap_tells_its_camera() -> None:
 @pytest.mark.parametrize("value", [np.nan, 0.0, -1.0])
 def test_points_without_a_camera(value: float) -> None:
     assert camera_of(np.full((3, 4, 5), value, np.float32)) is None
+
+
+@pytest.mark.parametrize("focal", [-0.5, 0.0, np.nan, np.inf])
+def test_a_depth_model_that_tells_no_camera(focal: float) -> None:
+    points = np.moveaxis(scene(48, 36).points, -1, 0)
+    told = np.array([[focal, 0, 0.5], [0, focal, 0.5], [0, 0, 1]], np.float32)
+    assert scene_camera(ScenePoints(points, told, estimated=True)) is None
+    told[:2, :2] = [[0.875, 0], [0, 7 / 6]]
+    found = scene_camera(ScenePoints(points, told, estimated=True))
+    assert found is not None
+    assert found.focal == 42
 
 
 def test_drawings_are_bounded() -> None:
