@@ -37,7 +37,6 @@ from sam3d_gguf.runtime.run.objects import ObjectsOutput, check_jobs, run_job
 from sam3d_gguf.runtime.run.objects_batch import DEFAULT_SEED, ObjectsJob, read_objects_batch
 from sam3d_gguf.schemas.errors import InputError
 
-
 _SPEED_SECONDS = 3600
 """Steps of a flow can take minutes each."""
 
