@@ -66,6 +66,7 @@ from sam3d_gguf.schemas.documents import schema, validate
 from sam3d_gguf.schemas.strict_json import load_file, loads
 
 FORMATS = read("formats.md")
+OBJECTS_FORMATS = read("formats-objects.md")
 CONTRACTS: Mapping[Model, ContractName] = {"body": "body", "mhr": "mhr.lod1"}
 TITLES: Mapping[Model, str] = {"body": "Body", "mhr": "MHR"}
 NO_HASH = "0" * 64
@@ -349,10 +350,14 @@ def test_the_program_on_the_page_gives_the_digests(role: str, single: Release) -
         ("`--report`", 0, "parity-report"),
         ("What the commands print", 0, "run-files"),
         ("What the commands print", 1, "run-devices"),
+        ("`--batch` of objects", 0, "objects-batch"),
+        ("`pose.json`", 0, "objects-pose"),
+        ("`report.json`", 0, "objects-report"),
     ],
 )
 def test_fields_of_documents(title: str, number: int, name: str) -> None:
-    table = tables(section(FORMATS, title))[number]
+    page = OBJECTS_FORMATS if name.startswith("objects-") else FORMATS
+    table = tables(section(page, title))[number]
     stated = [field for row in table for field in code_words(row[0])]
     assert len(set(stated)) == len(stated)
     required = set(fields(schema(name), ""))
@@ -364,12 +369,14 @@ VOCABULARIES: tuple[tuple[str, Vocabulary], ...] = (
     ("`body-output`, version 1", "body-output-v1"),
     ("`body-features`, version 1", "body-features-v1"),
     ("`mhr-output`, version 1", "mhr-output-v1"),
+    ("`objects-output`, version 1", "objects-output-v1"),
 )
 
 
 @pytest.mark.parametrize(("title", "name"), VOCABULARIES)
 def test_fields_of_results(title: str, name: Vocabulary) -> None:
-    (table,) = tables(section(FORMATS, title))
+    page = OBJECTS_FORMATS if name == "objects-output-v1" else FORMATS
+    *_, table = tables(section(page, title))
     keys = ("unit", "axes", "space", "description")
     assert table == [
         [
@@ -380,7 +387,7 @@ def test_fields_of_results(title: str, name: Vocabulary) -> None:
         ]
         for field in load_vocabulary(name)["fields"]
     ]
-    (spaces, *_) = tables(section(FORMATS, "`result.safetensors`"))
+    (spaces, *_) = tables(section(page, title if page is OBJECTS_FORMATS else "`result.safetensors`"))
     assert {row[5] for row in table} - {""} <= {row[0] for row in spaces}
 
 
@@ -499,6 +506,7 @@ def options(command: str) -> list[str]:
         ("running.md", (1, 2), "sam3d-run mhr"),
         ("running.md", (3,), "sam3d-run"),
         ("running.md", (4,), "sam3d-parity"),
+        ("objects.md", (0,), "sam3d-run objects"),
     ],
 )
 def test_options(page: str, numbers: tuple[int, ...], command: str) -> None:
@@ -507,7 +515,7 @@ def test_options(page: str, numbers: tuple[int, ...], command: str) -> None:
     stated = [word.split()[0] for row in rows for word in code_words(row[0])]
     assert sorted(stated) == options(command)
     assert {"--help", "-h", "--json", "--debug"} <= set(stated)
-    assert ("--sandbox" in stated) is (page != "running.md")
+    assert ("--sandbox" in stated) is (page not in ("running.md", "objects.md"))
 
 
 # Numbers
