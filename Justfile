@@ -68,7 +68,7 @@ setup-blas: setup (packages "required" "cmake:cmake" "pkg-config:pkg-config"
     "openblas.pc:libopenblas-openmp-dev")
     @PYTHON="{{ bin }}/python" UV="{{ uv }}" runtime/ggml/modules/setup blas
 
-# Convert, verify and inspect the synthetic model of tests/fixtures (writes demo-output/)
+# Convert, verify, inspect and run the synthetic models of tests/fixtures (writes demo-output/)
 demo: setup
     @tests/demo.sh "{{ bin }}" demo-output
 
@@ -87,9 +87,9 @@ wheel-demo: setup
     export VIRTUAL_ENV="$away/venv"
     {{ uv }} pip install --quiet --require-hashes -r "$away/locked.txt"
     {{ uv }} pip install --quiet --no-deps "$away"/dist/*.whl
-    cp -r tests/fixtures/tiny-body-a tests/demo.sh "$away/"
+    cp -r tests/fixtures tests/demo.sh "$away/"
     cd "$away"
-    FIXTURE="$away/tiny-body-a" ./demo.sh "$away/venv/bin" "$away/demo-output"
+    FIXTURES="$away/fixtures" ./demo.sh "$away/venv/bin" "$away/demo-output"
 
 # Everything that must hold, without the minutes-long and the PyTorch tests
 test: setup test-packages lint typecheck

@@ -16,12 +16,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import ball_scene
 import objects_facts
 import pytest
+import tiny_objects
 from doc_pages import PAGES, ROOT, Example, examples, fences, indented_code
 from facts import TINY
 from PIL import Image
-from tiny_objects import moge
 
 from sam3d_gguf.convert.contract import load_contract
 from sam3d_gguf.convert.native import load_native_components
@@ -174,9 +175,10 @@ def scratch(tmp_path: Path) -> Path:
         shutil.copy(TINY / "model.ckpt", folder)
         shutil.copy(TINY / "model_config.yaml", folder)
     shutil.copy(TINY / "mhr_model.stub.pt", tmp_path / "assets" / "mhr_model.pt")
-    shutil.copytree(objects_facts.TINY, tmp_path / "checkpoints")
+    tiny_objects.runnable(tmp_path / "checkpoints")
     (tmp_path / "moge").mkdir()
-    moge(tmp_path / "moge" / "model.pt")
+    shutil.copy(objects_facts.TINY_MOGE / "model.pt", tmp_path / "moge")
+    ball_scene.write(tmp_path)
     Image.open(TINY / "input.png").save(tmp_path / "photo.jpg")
     return tmp_path
 
@@ -201,6 +203,7 @@ def test_the_users_pages_show_commands() -> None:
         "formats.md",
         "running.md",
         "converting-objects.md",
+        "objects.md",
     }
 
 

@@ -387,7 +387,9 @@ def test_fields_of_results(title: str, name: Vocabulary) -> None:
         ]
         for field in load_vocabulary(name)["fields"]
     ]
-    (spaces, *_) = tables(section(page, title if page is OBJECTS_FORMATS else "`result.safetensors`"))
+    (spaces, *_) = tables(
+        section(page, title if page is OBJECTS_FORMATS else "`result.safetensors`")
+    )
     assert {row[5] for row in table} - {""} <= {row[0] for row in spaces}
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from ball_scene import BALLS, FOCAL, HEIGHT, WIDTH, scene
+from ball_scene import BALLS, FOCAL, HEIGHT, WIDTH, scene, write
 from hypothesis import given
 from hypothesis import strategies as st
+from objects_facts import FIXTURES
+from PIL import Image
 
 from sam3d_gguf.runtime.export.raster import rasterize
 from sam3d_gguf.runtime.objects.camera import Camera, camera_of
@@ -132,6 +136,18 @@ def test_a_depth_model_that_tells_no_camera(focal: float) -> None:
     found = scene_camera(ScenePoints(points, told, estimated=True))
     assert found is not None
     assert found.focal == 42
+
+
+def test_the_files_of_the_scene_are_what_it_draws(tmp_path: Path) -> None:
+    write(tmp_path)
+    for path in sorted(tmp_path.iterdir()):
+        kept = FIXTURES / "two-balls" / path.name
+        if path.suffix == ".npy":
+            np.testing.assert_allclose(np.load(kept), np.load(path), rtol=1e-6)
+            continue
+        with Image.open(path) as drawn, Image.open(kept) as image:
+            away = np.abs(np.asarray(drawn).astype(int) - np.asarray(image).astype(int))
+        assert (away > 1).mean() < 1e-3
 
 
 def test_drawings_are_bounded() -> None:
