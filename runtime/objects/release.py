@@ -36,7 +36,10 @@ class ObjectsRelease(Closing):
             ContractError: a file is another model, breaks its contract or its digests, or is of
                 another release than the others.
         """
-        paths = {model: folder / f"{part(model)}.gguf" for model in OBJECTS if model in set(models)}
+        needed = set(models)
+        paths: dict[ObjectsModel, Path] = {
+            model: folder / f"{part(model)}.gguf" for model in OBJECTS if model in needed
+        }
         missing = [path.name for path in paths.values() if not path.exists()]
         if missing:
             what = f"there is no {', '.join(missing)}" if folder.is_dir() else "there is no folder"
@@ -47,7 +50,7 @@ class ObjectsRelease(Closing):
                 action="Convert all parts of one release into one folder.",
             )
         with contextlib.ExitStack() as stack:
-            parts = {
+            parts: dict[ObjectsModel, Weights] = {
                 model: stack.enter_context(load_weights(path, model, verify=verify))
                 for model, path in paths.items()
             }
