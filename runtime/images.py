@@ -20,22 +20,44 @@ from sam3d_gguf.runtime.geometry.crop import MAX_SIDE
 from sam3d_gguf.schemas.errors import InputError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
+MASK_FORMATS = ("PNG",)
 MAX_PIXELS = 100_000_000
 MASK_THRESHOLD = 127
 
 
-def read_photo(path: Path) -> Uint8:
+def read_photo(path: Path, *, opaque: bool = False) -> Uint8:
     """The [H, W, 3] uint8 RGB of a JPEG, PNG or WebP file; of an animation, its first frame.
+
+    Args:
+        opaque: refuse an image with transparent pixels, whose hidden colours would be used.
 
     Raises:
         InputError: not such a file, not a regular one, damaged, or larger than 100 million pixels.
     """
-    with open_source(path) as opened, os.fdopen(os.dup(opened.fd), "rb") as stream:
-        with _refusing(path, "the file can't be read as an image"):
-            image = Image.open(stream, formats=FORMATS)
-        _check_size(image, path)
-        with _refusing(path, "the image is damaged"):
-            return _as_rgb(image)
+    with _opened(path, FORMATS) as image:
+        if opaque and _alpha(image) is not None:
+            raise InputError(
+                "the photo has transparent pixels",
+                where=str(path),
+                expected="an image without transparency",
+                action="Give the photo as it was taken, and the mask as a file of its own.",
+            )
+        return _as_rgb(image)
+
+
+def read_object_mask(path: Path) -> Uint8:
+    """The [H, W] uint8 mask of a PNG file: 255 on the object, else 0.
+
+    The object is where the image is not transparent, or, of an image without transparency, where
+    it is not black, however dark. The original reads the last channel alone: of RGB, blue.
+
+    Raises:
+        InputError: as `read_photo`, or no PNG file, since lossy formats blur the edge.
+    """
+    with _opened(path, MASK_FORMATS) as image:
+        alpha = _alpha(image)
+        marked = _as_rgb(image).any(axis=2) if alpha is None else alpha > 0
+        return np.where(marked, np.uint8(255), np.uint8(0))
 
 
 def read_mask(path: Path, photo: Uint8) -> Uint8:
@@ -55,10 +77,21 @@ def read_mask(path: Path, photo: Uint8) -> Uint8:
 
 
 @contextlib.contextmanager
-def _refusing(path: Path, what: str) -> Generator[None]:
+def _opened(path: Path, formats: tuple[str, ...]) -> Generator[Image.Image]:
+    """An image whose pixels the block reads."""
+    with open_source(path) as opened, os.fdopen(os.dup(opened.fd), "rb") as stream:
+        with _refusing(path, "the file can't be read as an image", formats):
+            image = Image.open(stream, formats=formats)
+        _check_size(image, path)
+        with _refusing(path, "the image is damaged", formats):
+            yield image
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, what: str, formats: tuple[str, ...]) -> Generator[None]:
     try:
         yield
-    except MemoryError:
+    except (MemoryError, InputError):
         raise
     except Exception as error:  # Pillow raises errors of many kinds on damaged files
         known = isinstance(error, UnidentifiedImageError)
@@ -66,7 +99,7 @@ def _refusing(path: Path, what: str) -> Generator[None]:
         raise InputError(
             f"{what}{reason}",
             where=str(path),
-            expected=f"a whole file of {', '.join(FORMATS)}, up to {MAX_PIXELS:,} pixels",
+            expected=f"a whole file of {', '.join(formats)}, up to {MAX_PIXELS:,} pixels",
         ) from error
 
 
@@ -88,6 +121,14 @@ def _as_rgb(image: Image.Image) -> Uint8:
     if turned.mode in ("RGBA", "LA", "PA"):
         turned = _without_alpha(turned)
     return np.array(turned.convert("RGB"))
+
+
+def _alpha(image: Image.Image) -> Uint8 | None:
+    """[H, W] alpha, if the image has one that is not opaque everywhere."""
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return None
+    alpha = np.asarray(ImageOps.exif_transpose(image).convert("RGBA"))[..., 3]
+    return None if alpha.min() == 255 else alpha
 
 
 def _without_alpha(image: Image.Image) -> Image.Image:

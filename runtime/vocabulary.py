@@ -14,6 +14,7 @@ Vocabulary = Literal[
     "body-output-v1",
     "body-features-v1",
     "mhr-output-v1",
+    "objects-output-v1",
 ]
 
 
@@ -32,7 +33,7 @@ def keypoint_links() -> tuple[tuple[int, int], ...]:
 
 
 def field_metadata(
-    name: Literal["body-output-v1", "body-features-v1", "mhr-output-v1"],
+    name: Literal["body-output-v1", "body-features-v1", "mhr-output-v1", "objects-output-v1"],
 ) -> dict[str, str]:
     """Metadata of a result file: one JSON object per field with its unit, axes and space."""
     schema = load_vocabulary(name)

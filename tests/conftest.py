@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_objects
 from hypothesis import HealthCheck, settings
+from objects_facts import TINY_MOGE
 from tiny_release import Release, from_extraction, request
 
 from sam3d_gguf.convert.objects import convert_objects
@@ -47,4 +48,13 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release of the tiny SAM 3D Objects, from the legacy files through the sandbox."""
     folder = tmp_path_factory.mktemp("objects") / "release"
     convert_objects(tiny_objects.request(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def depth(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release of the tiny depth model alone."""
+    folder = tmp_path_factory.mktemp("depth") / "release"
+    model = TINY_MOGE / "model.pt"
+    convert_objects(tiny_objects.request(folder, parts=("moge",), moge=model))
     return folder

@@ -21,6 +21,7 @@ from sam3d_gguf.runtime.ggml.graph import IndexArray, Node
 from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.ggml.network import DeviceModel
 from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.objects.neural_depth import DepthModel
 from sam3d_gguf.runtime.objects.neural_embed import ConditionEmbedder
 from sam3d_gguf.runtime.objects.neural_slat_decoders import (
     GaussianDecoder,
@@ -197,6 +198,21 @@ def mesh_decoder(decoder: DeviceModel, given: Arrays, captured: Captured) -> Non
     captured("out_layer.coords", subdivided(subdivided(coords)))
 
 
+def depth(model: DeviceModel, given: Arrays, captured: Captured) -> None:
+    """The points of every photo, and one's stages."""
+    assert isinstance(model, DepthModel)
+    for name, photo in prefixed(given, "photo.").items():
+        stages = Captured()
+        estimate = model.estimate(photo, taps=stages if name == "landscape" else None)
+        stages.found |= {
+            "points": np.where(estimate.mask[..., None], estimate.points, np.float32(0)),
+            "mask": estimate.mask.astype(np.uint8),
+            "intrinsics": estimate.intrinsics,
+        }
+        for stage, array in stages.found.items():
+            captured(f"{name}.{stage}", array)
+
+
 Run = Callable[[DeviceModel, Arrays, Captured], None]
 COMPONENTS: Mapping[str, tuple[ObjectsModel, Model, Run]] = {
     "embed-ss": ("objects.ss_generator", ConditionEmbedder, embed),
@@ -209,6 +225,7 @@ COMPONENTS: Mapping[str, tuple[ObjectsModel, Model, Run]] = {
     "gaussian-decoder-32": ("objects.slat_decoder_gs", GaussianDecoder, gaussian_decoder),
     "gaussian-decoder-4": ("objects.slat_decoder_gs_4", GaussianDecoder, gaussian_decoder),
     "mesh-decoder": ("objects.slat_decoder_mesh", MeshDecoder, mesh_decoder),
+    "depth": ("objects.moge", DepthModel, depth),
 }
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from objects_facts import TINY
-from objects_parity import read
+from objects_parity import fixture, read
 
 from sam3d_gguf.runtime.parity import Rules, compare_arrays, load_rules
 
@@ -29,7 +28,7 @@ class Component:
         return cls(
             read(f"inputs-{name}"),
             read(f"expected-{name}"),
-            load_rules(TINY / f"rules-{name}.json"),
+            load_rules(fixture(f"rules-{name}.json")),
         )
 
     def failures(self, found: Tensors, *, prefix: str = "") -> list[str]:

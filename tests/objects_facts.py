@@ -21,6 +21,7 @@ MOGE_OFFICIAL: dict[str, Any] = {
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TINY = FIXTURES / "tiny-objects-a"
+TINY_MOGE = FIXTURES / "tiny-moge"
 PARTS = (
     "ss_generator",
     "slat_generator",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from objects_facts import TINY
+from objects_facts import TINY, TINY_MOGE
 
 from sam3d_gguf.runtime.parity import compare_arrays, load_rules
 from sam3d_gguf.runtime.tensor_files import TensorFile
@@ -17,9 +18,14 @@ Arrays = dict[str, Array]
 _NUMBER = re.compile(r"^[0-9]{3}\.")
 
 
+def fixture(name: str) -> Path:
+    """A file of the tiny model, or of the depth model."""
+    return next(folder / name for folder in (TINY, TINY_MOGE) if (folder / name).exists())
+
+
 def read(name: str) -> Arrays:
     """All tensors of a fixture file."""
-    with TensorFile(TINY / f"{name}.safetensors") as file:
+    with TensorFile(fixture(f"{name}.safetensors")) as file:
         return {tensor: file.read(tensor) for tensor in file.tensors}
 
 
@@ -55,6 +61,6 @@ class Captured:
             for name, array in self.found.items()
             if name in numbered
         }
-        verdicts = compare_arrays(expected, found, load_rules(TINY / f"rules-{component}.json"))
+        verdicts = compare_arrays(expected, found, load_rules(fixture(f"rules-{component}.json")))
         assert len(verdicts) == len(expected) > 0
         return [f"{verdict.name}: {verdict.reason}" for verdict in verdicts if not verdict.passed]

@@ -70,15 +70,32 @@ def convolve(network: Network, x: Tensor, neighbours: Tensor, module: str) -> Te
     out, taps, channels = kernel.shape
     flat = network.reshape(kernel, (out, taps * channels))
     bias = network.weight(f"{module}.bias")
-    outputs = neighbours.shape[0] // taps
-    padded = with_zeros(network, x)
-    size = max(_GATHERED // (taps * channels), -(-outputs // _MAX_PIECES), 1)
+    return gathered_products(network, with_zeros(network, x), neighbours, flat, bias)
+
+
+def gathered_products(
+    network: Network, x: Tensor, numbers: Tensor, kernel: Tensor, bias: Tensor
+) -> Tensor:
+    """Products of rows that stand together, gathered piece by piece so that memory is bounded.
+
+    Args:
+        x: [rows, channels].
+        numbers: an index input of [outputs * taps] rows.
+        kernel: [out, taps * channels].
+
+    Returns:
+        [outputs, out].
+    """
+    columns = kernel.shape[1]
+    taps = columns // x.shape[1]
+    outputs = numbers.shape[0] // taps
+    size = max(_GATHERED // columns, -(-outputs // _MAX_PIECES), 1)
     pieces: list[Tensor] = []
     for start in range(0, outputs, size):
         count = min(size, outputs - start)
-        numbers = network.narrow(neighbours, 0, start * taps, count * taps)
-        rows = network.reshape(network.gather(padded, numbers), (count, taps * channels))
-        pieces.append(network.linear(rows, flat, bias))
+        part = network.narrow(numbers, 0, start * taps, count * taps)
+        rows = network.reshape(network.gather(x, part), (count, columns))
+        pieces.append(network.linear(rows, kernel, bias))
     return network.concat(pieces, axis=0)
 
 

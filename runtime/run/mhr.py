@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import math
 import os
 import zipfile
 from dataclasses import dataclass
@@ -11,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.body.mhr import EXPRESSION, IDENTITY, PARAMETERS
 from sam3d_gguf.runtime.geometry.arrays import Float32
+from sam3d_gguf.runtime.npy import npy_array
 from sam3d_gguf.schemas.errors import InputError
 from sam3d_gguf.schemas.strict_json import as_object, load_file
 
@@ -94,34 +92,9 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, NDArray[Any
     if len(set(names)) != len(names):
         raise InputError("two arrays have one name", where=str(path))
     return {
-        name: _read_npy(archive.read(member), f"{path}, {member.filename}")
+        name: npy_array(archive.read(member), f"{path}, {member.filename}")
         for name, member in zip(names, members, strict=True)
     }
-
-
-def _read_npy(data: bytes, where: str) -> NDArray[Any]:
-    """An array in the .npy format, versions 1 and 2; its data must be as long as its header says."""
-    stream = io.BytesIO(data)
-    try:
-        readers = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-        reader = readers.get(read_magic(stream))
-        if reader is None:
-            raise InputError("the array's format is unknown", where=where, expected=".npy 1 or 2")
-        shape, by_columns, dtype = reader(stream)
-        count = math.prod(shape)
-    except (ValueError, SyntaxError, TypeError) as error:
-        raise InputError(
-            f"the array's header can't be read: {error}", where=where, expected=".npy"
-        ) from error
-    rest = len(data) - stream.tell()
-    if dtype.kind not in "fiu" or min(shape, default=1) < 0 or count * dtype.itemsize != rest:
-        raise InputError(
-            f"{rest} bytes of data for the shape {list(shape)} and the type {dtype}",
-            where=where,
-            expected="numbers, as many as the shape has",
-        )
-    flat = np.frombuffer(data, dtype, offset=stream.tell())
-    return flat.reshape(shape, order="F" if by_columns else "C")
 
 
 def _checked(name: str, array: NDArray[Any], path: Path) -> Float32:

@@ -20,8 +20,15 @@ NOT_NEURAL = {
     "gaussian-decoder-32": r"gaussian\.|ply\.",
     "gaussian-decoder-4": r"gaussian\.|ply\.",
     "mesh-decoder": r"mesh\.",
+    "depth": r"positions\.|fit\.",
 }
-"""Stages of the fixtures that come after the networks."""
+"""Tensors of the fixtures that are not stages of the networks."""
+
+
+@pytest.fixture(name="models")
+def _models(request: pytest.FixtureRequest, component: str) -> Path:
+    folder: Path = request.getfixturevalue("depth" if component == "depth" else "objects")
+    return folder
 
 
 def failures(component: str, captured: Captured) -> list[str]:
@@ -29,9 +36,9 @@ def failures(component: str, captured: Captured) -> list[str]:
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_on_the_cpu(objects: Path, component: str) -> None:
+def test_a_component_on_the_cpu(models: Path, component: str) -> None:
     with open_backend(load_library(), "cpu", threads=2) as backend:
-        captured, nodes = capture(component, backend, objects)
+        captured, nodes = capture(component, backend, models)
     assert failures(component, captured) == []
     assert {node.buffer for node in nodes} <= {"CPU", ""}
     assert {node.backend for node in nodes} <= {"CPU", "BLAS"}
@@ -41,11 +48,11 @@ def test_a_component_on_the_cpu(objects: Path, component: str) -> None:
     not (load_library().directory / VULKAN_MODULE).exists(), reason="just setup-vulkan did not run"
 )
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_on_vulkan(objects: Path, tmp_path: Path, component: str) -> None:
+def test_a_component_on_vulkan(models: Path, tmp_path: Path, component: str) -> None:
     out = tmp_path / "vulkan.safetensors"
     program = Path(__file__).parents[1] / "objects_capture.py"
     run = subprocess.run(
-        [sys.executable, program, component, "vulkan", objects, out],
+        [sys.executable, program, component, "vulkan", models, out],
         check=True,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,0 +1,390 @@
+"""SAM 3D Objects as a Python object: a photo and masks to Gaussians, meshes and poses.
+
+from sam3d_gguf.runtime.objects.pipeline import ObjectsPipeline
+
+with ObjectsPipeline.load("objects/") as pipeline:
+    scene = pipeline(photo, [mask], [SeededNoise(42)], points=points)
+    scene.objects[0].mesh
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sam3d_gguf.extractors.models import MOGE, ObjectsModel
+from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
+from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
+from sam3d_gguf.runtime.ggml.errors import BackendError
+from sam3d_gguf.runtime.ggml.library import Precision, load_library
+from sam3d_gguf.runtime.ggml.network import Taps
+from sam3d_gguf.runtime.objects import stages
+from sam3d_gguf.runtime.objects.gaussians import Gaussians
+from sam3d_gguf.runtime.objects.mesh import Mesh
+from sam3d_gguf.runtime.objects.metadata import integer
+from sam3d_gguf.runtime.objects.networks import Networks
+from sam3d_gguf.runtime.objects.neural_ss_flow import SHAPE
+from sam3d_gguf.runtime.objects.noise import Noise
+from sam3d_gguf.runtime.objects.pose import Pose, PoseDecoder
+from sam3d_gguf.runtime.objects.preprocess import (
+    PreprocessSettings,
+    latent_inputs,
+    structure_inputs,
+    with_mask,
+)
+from sam3d_gguf.runtime.objects.release import ObjectsRelease
+from sam3d_gguf.runtime.objects.sampler import SamplerSettings
+from sam3d_gguf.runtime.objects.stages import Stages, no_taps
+from sam3d_gguf.runtime.objects.structure import OccupancySettings, Structure, structure
+from sam3d_gguf.runtime.objects.watch import QUIET, Progress, Watch
+from sam3d_gguf.runtime.provenance import provenance_of
+from sam3d_gguf.schemas.closing import Closing
+from sam3d_gguf.schemas.errors import ContractError, InputError
+
+GaussianCount = Literal[32, 4]
+MAX_OBJECTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsOptions:
+    """What may be chosen of a run.
+
+    Attributes:
+        structure_steps, latent_steps: Euler steps of the two flows; None is the release's number.
+        gaussians: of a voxel.
+        mesh: whether the mesh is decoded too.
+    """
+
+    structure_steps: int | None = None
+    latent_steps: int | None = None
+    gaussians: GaussianCount = 32
+    mesh: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectResult:
+    """One object of a photo.
+
+    Attributes:
+        shape: [1, T, channels] latent of the sparse structure.
+        logits: [1, 1, X, Y, Z] of occupancy.
+        structure: which voxels there are.
+        latent: [N, channels] of them, denormalised.
+        gaussians: in the object's space, z up, -0.5..0.5.
+        mesh: in the same, if it was asked for.
+        pose: from there to the camera's space: x left, y up, z forward.
+    """
+
+    shape: Float32
+    logits: Float32
+    structure: Structure
+    latent: Float32
+    gaussians: Gaussians
+    mesh: Mesh | None
+    pose: Pose
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScenePoints:
+    """The pointmap that a run used.
+
+    Attributes:
+        points: [3, H, W] float32 in the camera's space, NaN where invalid.
+        intrinsics: [3, 3] float32 in units of the photo's width and height, if a model told them.
+        estimated: whether the depth model made it.
+    """
+
+    points: Float32
+    intrinsics: Float32 | None
+    estimated: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SceneResult:
+    """The objects of one photo, and how they came about.
+
+    Attributes:
+        seconds: wall time by stage; `memory`: bytes on the device by stage and kind.
+    """
+
+    objects: tuple[ObjectResult, ...]
+    points: ScenePoints
+    structure_sampling: SamplerSettings
+    latent_sampling: SamplerSettings
+    occupancy: OccupancySettings
+    seconds: dict[str, float]
+    memory: dict[str, dict[str, int]]
+    provenance: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class ObjectsPipeline(Closing):
+    """The opened parts of a release on one device. Not safe for concurrent calls, except `cancel`.
+
+    Attributes:
+        release: the parts.
+        provenance: what results are made with, as reports say it.
+    """
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | PathLike[str],
+        options: ObjectsOptions | None = None,
+        *,
+        depth: bool = False,
+        backend: BackendName = "cpu",
+        device: int = 0,
+        threads: int | None = None,
+        precision: Precision = "strict-f32",
+        expect_device: str | None = None,
+        verify: bool = False,
+        resident: bool = False,
+    ) -> Self:
+        """Open the parts that a run with these options needs, and check them together.
+
+        Args:
+            folder: with the parts of one release.
+            depth: open the depth model too, for photos without a pointmap.
+            backend, device, threads, precision, expect_device: see `open_backend`; no other
+                device is ever taken instead.
+            verify: also hash all tensors' data first.
+            resident: keep all networks on the device between stages and calls.
+
+        Raises:
+            InputError: the folder or a part is missing, or is no GGUF of the accepted form.
+            ContractError: a part is another model, incomplete, or of another release.
+            BackendError: the device is not there, or is another one.
+        """
+        chosen = options or ObjectsOptions()
+        with contextlib.ExitStack() as stack:
+            release = stack.enter_context(
+                ObjectsRelease.open(Path(folder), needed(chosen, depth=depth), verify=verify)
+            )
+            opened = stack.enter_context(
+                open_backend(
+                    load_library(),
+                    backend,
+                    device=device,
+                    threads=threads,
+                    precision=precision,
+                    expect_device=expect_device,
+                )
+            )
+            pipeline = cls(release, opened, chosen, resident=resident)
+            pipeline._closing.push(stack.pop_all())
+        return pipeline
+
+    def __init__(
+        self,
+        release: ObjectsRelease,
+        backend: Backend,
+        options: ObjectsOptions,
+        *,
+        resident: bool = False,
+    ) -> None:
+        """Take the parts and the device, which stay the caller's to close.
+
+        Raises:
+            ContractError: the parts do not fit each other, or a key is missing.
+            InputError: a number of steps is out of range.
+        """
+        _check_grids(release, options)
+        self.release = release
+        self.backend = backend
+        self.options = options
+        self.provenance = provenance_of(backend, release.metadata)
+        self._structure = _sampling(release, stages.STRUCTURE, options.structure_steps)
+        self._latent = _sampling(release, stages.LATENT, options.latent_steps)
+        self._occupancy = OccupancySettings.of(release[stages.OCCUPANCY])
+        self._cancelled = threading.Event()
+        self._closing = contextlib.ExitStack()
+        self._networks = Networks(backend, release, resident=resident)
+        self._closed = False
+
+    def __call__(
+        self,
+        photo: Uint8,
+        masks: Sequence[Uint8],
+        noise: Sequence[Noise],
+        points: ScenePoints,
+        *,
+        progress: Progress = QUIET,
+        taps: Sequence[Taps] | None = None,
+    ) -> SceneResult:
+        """Reconstruct the objects that the masks mark.
+
+        Args:
+            photo: [H, W, 3] uint8 RGB.
+            masks: [H, W] uint8, one an object; not 0 on the object.
+            noise: where each object's sampling starts.
+            points: of the photo.
+            progress: hears of stages and steps.
+            taps: one an object; each hears of its object's intermediates.
+
+        Raises:
+            InputError: a mask, the pointmap or the noise cannot be used, or no voxel is occupied.
+            CancelledError: `cancel` was called.
+            BackendError: the device has too little memory.
+        """
+        if self._closed:
+            raise BackendError("the pipeline is closed", action="Load it again.")
+        if not 1 <= len(masks) <= MAX_OBJECTS:
+            raise InputError(f"{len(masks)} masks", expected=f"1 to {MAX_OBJECTS}")
+        self._cancelled.clear()
+        watch = Watch(self._cancelled, progress)
+        with watch.stage("preprocess", len(masks)):
+            inputs = [self._inputs(with_mask(photo, mask), points.points) for mask in masks]
+        return self._run(inputs, noise, points, watch, taps or [no_taps] * len(masks))
+
+    def cancel(self) -> None:
+        """Make the running call raise CancelledError after its current step; from any thread."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Free the networks, and what `load` opened; safe to call twice."""
+        self._closed = True
+        self._networks.close()
+        self._closing.close()
+
+    def _inputs(self, rgba: Uint8, points: Float32) -> _Inputs:
+        structural = PreprocessSettings.of(self.release[stages.STRUCTURE])
+        latent = PreprocessSettings.of(self.release[stages.LATENT])
+        return _Inputs(
+            dict(structure_inputs(rgba, points, structural)), dict(latent_inputs(rgba, latent))
+        )
+
+    def _run(
+        self,
+        inputs: Sequence[_Inputs],
+        noise: Sequence[Noise],
+        points: ScenePoints,
+        watch: Watch,
+        taps: Sequence[Taps],
+    ) -> SceneResult:
+        run = Stages(self.release, self._networks, watch, taps)
+        for each, tap in zip(inputs, taps, strict=True):
+            for name, array in each.named():
+                tap(name, array)
+        with np.errstate(all="ignore"):
+            tokens = run.embed("embed-ss", stages.STRUCTURE, [each.structure for each in inputs])
+            latents = run.sample_structure(tokens, noise, self._structure)
+            logits = run.decode_structure([latent[SHAPE] for latent in latents])
+            with watch.stage("structure", len(inputs)):
+                decoder = PoseDecoder.of(self.release[stages.STRUCTURE])
+                structures = [structure(each, self._occupancy) for each in logits]
+                poses = [
+                    _posed(decoder, latent, each, found)
+                    for latent, each, found in zip(latents, inputs, structures, strict=True)
+                ]
+            coords = [found.coords for found in structures]
+            tokens = run.embed("embed-slat", stages.LATENT, [each.latent for each in inputs])
+            features = run.sample_latent(tokens, coords, noise, self._latent)
+            clouds = run.decode_gaussians(features, coords, self.options.gaussians)
+            meshes: list[Mesh | None] = [None] * len(inputs)
+            if self.options.mesh:
+                meshes[:] = run.decode_mesh(features, coords)
+        objects = tuple(
+            ObjectResult(
+                latents[i][SHAPE],
+                logits[i],
+                structures[i],
+                features[i],
+                clouds[i],
+                meshes[i],
+                poses[i],
+            )
+            for i in range(len(inputs))
+        )
+        for number, found in enumerate(objects):
+            _require_finite(found, number)
+        return SceneResult(
+            objects,
+            points,
+            self._structure,
+            self._latent,
+            self._occupancy,
+            watch.seconds,
+            watch.memory,
+            self.provenance,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """What the encoders take of one object."""
+
+    structure: dict[str, Float32]
+    latent: dict[str, Float32]
+
+    def named(self) -> list[tuple[str, Float32]]:
+        """All of them, with names for taps."""
+        groups = (("ss", self.structure), ("slat", self.latent))
+        return [(f"{key}.{name}", array) for key, group in groups for name, array in group.items()]
+
+
+def needed(options: ObjectsOptions, *, depth: bool) -> tuple[ObjectsModel, ...]:
+    """The parts that a run opens."""
+    found: list[ObjectsModel] = [stages.STRUCTURE, stages.LATENT, stages.OCCUPANCY]
+    found.append(stages.GAUSSIANS[options.gaussians])
+    if options.mesh:
+        found.append(stages.MESH)
+    if depth:
+        found.append(MOGE)
+    return tuple(found)
+
+
+def _sampling(release: ObjectsRelease, model: ObjectsModel, steps: int | None) -> SamplerSettings:
+    settings = SamplerSettings.of(release[model])
+    return settings if steps is None else settings.with_steps(steps)
+
+
+def _check_grids(release: ObjectsRelease, options: ObjectsOptions) -> None:
+    """Refuse decoders of another voxel grid than the one that is found."""
+    side = integer(release[stages.OCCUPANCY], "resolution")
+    decoders: list[ObjectsModel] = [stages.GAUSSIANS[options.gaussians]]
+    if options.mesh:
+        decoders.append(stages.MESH)
+    for model in decoders:
+        found = integer(release[model], "resolution")
+        if found != side:
+            raise ContractError(
+                f"its voxel grid has the side {found}",
+                where=str(release[model].path),
+                expected=f"{side}, as that of {release[stages.OCCUPANCY].path.name}",
+            )
+
+
+def _posed(decoder: PoseDecoder, latent: Any, inputs: _Inputs, found: Structure) -> Pose:
+    given = inputs.structure
+    pose = decoder.decode(latent, given["pointmap_scale"], given["pointmap_shift"])
+    return Pose(pose.translation, pose.rotation, pose.scale * np.float32(found.scale_factor))
+
+
+def _require_finite(found: ObjectResult, number: int) -> None:
+    cloud, pose = found.gaussians, found.pose
+    arrays: dict[str, NDArray[Any]] = {
+        "latent": found.latent,
+        "gaussians": cloud.positions,
+        "gaussians' scales": cloud.scales,
+        "gaussians' opacities": cloud.logits,
+        "translation": pose.translation,
+        "rotation": pose.rotation,
+        "scale": pose.scale,
+    }
+    if found.mesh is not None:
+        arrays |= {"mesh": found.mesh.vertices, "mesh's attributes": found.mesh.attributes}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"the {name} are not finite",
+                where=f"object {number + 1}",
+                action="Check the pointmap and the mask, and the models with --verify.",
+            )
