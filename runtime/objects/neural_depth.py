@@ -60,8 +60,8 @@ class DepthEstimate:
 class DepthModel(DeviceModel):
     """The depth model on one device. Not safe for concurrent calls, except `cancel`.
 
-        with DepthModel(backend, weights) as model:
-            estimate = model.estimate(photo)
+    with DepthModel(backend, weights) as model:
+        estimate = model.estimate(photo)
     """
 
     def __init__(self, backend: Backend, weights: Weights) -> None:
@@ -277,8 +277,7 @@ def position_weights(side: int, grid: Size) -> FloatArray:
     A bicubic interpolation whose scale is that of a grid 0.1 larger, which is DINOv2's.
     """
     rows, columns = (
-        cubic_taps(side, target, (target + _POSITION_OFFSET) / side).matrix(side)
-        for target in grid
+        cubic_taps(side, target, (target + _POSITION_OFFSET) / side).matrix(side) for target in grid
     )
     return np.kron(rows, columns)
 

@@ -1,7 +1,7 @@
 """Run one component of SAM 3D Objects from given inputs, for diagnosis.
 
 The tensors have the names of the original's captures: `NNN.stage`, where NNN counts them in the
-order of their appearance. Stages of networks are the output of every block, and the parts of one.
+order of their appearance. Of a network there are the output of every block, and the parts of one block.
 
 >>> from pathlib import Path
 >>> from sam3d_gguf.runtime.ggml.backend import open_backend
@@ -24,7 +24,8 @@ import numpy as np
 
 from sam3d_gguf.extractors.models import ObjectsModel
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.objects.components import decoders, images, latent, structure
+from sam3d_gguf.runtime.objects.components import decoders, images, latent, structure, whole
+from sam3d_gguf.runtime.objects.components.captures import numbered
 from sam3d_gguf.runtime.objects.components.component import Component
 from sam3d_gguf.runtime.objects.components.inputs import (
     Array,
@@ -32,7 +33,6 @@ from sam3d_gguf.runtime.objects.components.inputs import (
     check_tensors,
     read_tensors,
 )
-from sam3d_gguf.runtime.objects.components.stages import numbered
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.schemas.errors import InputError
 
@@ -50,6 +50,7 @@ _COMPONENTS: Mapping[str, Component] = {
     "gaussian-decoder-4": decoders.GAUSSIANS_4,
     "mesh-decoder": decoders.MESH_DECODER,
     "mesh-extract": decoders.MESH_EXTRACT,
+    "pipeline": whole.PIPELINE,
 }
 NAMES = tuple(_COMPONENTS)
 """The components in the order of the pipeline."""

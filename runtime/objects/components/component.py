@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 from sam3d_gguf.extractors.models import ObjectsModel
 from sam3d_gguf.runtime.ggml.backend import Backend
+from sam3d_gguf.runtime.objects.components.captures import Captured
 from sam3d_gguf.runtime.objects.components.inputs import Arrays, Wanted
-from sam3d_gguf.runtime.objects.components.stages import Stages
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 
 Inputs: TypeAlias = Callable[[ObjectsRelease], Mapping[str, Wanted]]
-Run: TypeAlias = Callable[[ObjectsRelease, Backend, Arrays], Stages]
+Run: TypeAlias = Callable[[ObjectsRelease, Backend, Arrays], Captured]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Component:
     Attributes:
         models: the part files that it needs.
         wanted: what it takes, by name.
-        run: from checked inputs to its stages.
+        run: from checked inputs to its tensors.
     """
 
     models: tuple[ObjectsModel, ...]

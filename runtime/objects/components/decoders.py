@@ -9,9 +9,9 @@ import numpy as np
 from sam3d_gguf.extractors.models import ObjectsModel
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.host_memory import check_available
+from sam3d_gguf.runtime.objects.components.captures import Captured, Recorder
 from sam3d_gguf.runtime.objects.components.component import Component
 from sam3d_gguf.runtime.objects.components.inputs import Arrays, Wanted, check_voxels
-from sam3d_gguf.runtime.objects.components.stages import Recorder, Stages
 from sam3d_gguf.runtime.objects.gaussians import GaussianSettings, gaussians
 from sam3d_gguf.runtime.objects.latent_tables import decoder_windows, mesh_coords, mesh_tables
 from sam3d_gguf.runtime.objects.mesh import Mesh, extract_mesh
@@ -19,8 +19,7 @@ from sam3d_gguf.runtime.objects.mesh_cubes import MeshSettings
 from sam3d_gguf.runtime.objects.metadata import integer
 from sam3d_gguf.runtime.objects.neural_slat_decoders import GaussianDecoder, MeshDecoder
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
-
-MESH: ObjectsModel = "objects.slat_decoder_mesh"
+from sam3d_gguf.runtime.objects.stages import GAUSSIANS, MESH
 
 _GEOMETRY_COLUMNS = 6
 """PLY columns of places and normals, before those of looks."""
@@ -37,7 +36,7 @@ def _latent_wanted(release: ObjectsRelease, model: ObjectsModel) -> Mapping[str,
 def _gaussian_decoder(model: ObjectsModel) -> Component:
     """Raw Gaussians, their fields and what they mean."""
 
-    def run(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+    def run(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
         weights, coords = release[model], inputs["coords"]
         settings = GaussianSettings.of(weights)
         check_voxels("coords", coords, settings.resolution)
@@ -46,7 +45,7 @@ def _gaussian_decoder(model: ObjectsModel) -> Component:
             windows = decoder_windows(coords, decoder.window_size)
             raw = decoder.raw(inputs["slat_feats"], coords, windows, taps=recorder)
         names = _gaussian_stages(integer(weights, "block_count"))
-        found: Stages = {name: recorder[name] for name in names}
+        found: Captured = {name: recorder[name] for name in names}
         found["out_layer_raw"] = raw
         cloud = gaussians(coords, raw, weights.array("offset_perturbation"), settings)
         columns = np.stack([*cloud.cloud().columns().values()], axis=1)
@@ -76,7 +75,7 @@ def _gaussian_stages(blocks: int) -> Iterator[str]:
         yield f"blocks.{block}"
 
 
-def _mesh_decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _mesh_decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """Features of the mesh's cubes, and the mesh."""
     weights, coords = release[MESH], inputs["coords"]
     check_voxels("coords", coords, integer(weights, "resolution"))
@@ -90,7 +89,7 @@ def _mesh_decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> 
     first = "upsample.0"
     names = ["input_layer", *(f"blocks.{block}" for block in range(blocks))]
     names += [f"{first}.{part}" for part in ("act_layers", "out_layers.0", "skip_connection")]
-    found: Stages = {name: recorder[name] for name in [*names, first]}
+    found: Captured = {name: recorder[name] for name in [*names, first]}
     found["upsample.1_stride4"] = recorder["upsample.1"][::4]
     found["out_layer_stride8"] = features[::8]
     found["out_layer.coords"] = cubes
@@ -107,11 +106,11 @@ def _extract_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
     return found
 
 
-def _extract(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _extract(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """The meshes of two sets of features."""
     del backend
     settings = MeshSettings.of(release[MESH])
-    found: Stages = {}
+    found: Captured = {}
     for case in _SURFACES:
         coords = inputs[f"{case}.coords"]
         check_voxels(f"{case}.coords", coords, settings.grid, ordered=False)
@@ -121,7 +120,7 @@ def _extract(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stage
     return found
 
 
-def _mesh_stages(prefix: str, mesh: Mesh) -> Stages:
+def _mesh_stages(prefix: str, mesh: Mesh) -> Captured:
     return {
         f"{prefix}.vertices": mesh.vertices,
         f"{prefix}.faces": mesh.faces,
@@ -129,7 +128,7 @@ def _mesh_stages(prefix: str, mesh: Mesh) -> Stages:
     }
 
 
-GAUSSIANS_32 = _gaussian_decoder("objects.slat_decoder_gs")
-GAUSSIANS_4 = _gaussian_decoder("objects.slat_decoder_gs_4")
+GAUSSIANS_32 = _gaussian_decoder(GAUSSIANS[32])
+GAUSSIANS_4 = _gaussian_decoder(GAUSSIANS[4])
 MESH_DECODER = Component((MESH,), lambda release: _latent_wanted(release, MESH), _mesh_decoder)
 MESH_EXTRACT = Component((MESH,), _extract_wanted, _extract)

@@ -9,9 +9,9 @@ import numpy as np
 from sam3d_gguf.extractors.models import ObjectsModel
 from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.objects import pointmap
+from sam3d_gguf.runtime.objects.components.captures import Captured, Recorder, decimal
 from sam3d_gguf.runtime.objects.components.component import Component
 from sam3d_gguf.runtime.objects.components.inputs import Arrays, Wanted
-from sam3d_gguf.runtime.objects.components.stages import Recorder, Stages, decimal
 from sam3d_gguf.runtime.objects.metadata import integer
 from sam3d_gguf.runtime.objects.neural_embed import ConditionEmbedder
 from sam3d_gguf.runtime.objects.preprocess import (
@@ -24,9 +24,8 @@ from sam3d_gguf.runtime.objects.preprocess import (
     structure_inputs,
 )
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
+from sam3d_gguf.runtime.objects.stages import LATENT, STRUCTURE
 
-STRUCTURE: ObjectsModel = "objects.ss_generator"
-LATENT: ObjectsModel = "objects.slat_generator"
 PHOTO: Mapping[str, Wanted] = {
     "rgba": Wanted(("H", "W", 4), "uint8"),
     "moge_points_hwc": Wanted(("H", "W", 3), finite=False),
@@ -36,7 +35,7 @@ PHOTO: Mapping[str, Wanted] = {
 _FIRST_WINDOWS = 8
 
 
-def _preprocess(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _preprocess(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """Every step, and what the encoders take."""
     del backend
     settings = PreprocessSettings.of(release[STRUCTURE])
@@ -49,7 +48,7 @@ def _preprocess(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> St
     assert crop.points is not None
     half = np.ascontiguousarray(points[:, ::2, ::2])
     scene = pointmap.normalized(points, mask)
-    found: Stages = {
+    found: Captured = {
         "compute_pointmap.pointmap": points,
         f"compute_mask_bbox.box_{decimal(factor)}": np.array(box, np.int32),
         "crop_around_mask_with_padding.image": crop.image,
@@ -81,12 +80,12 @@ def _embedder(model: ObjectsModel) -> Component:
                 found[f"{whole}pointmap_scale"] = found[f"{whole}pointmap_shift"] = Wanted((1, 3))
         return found
 
-    def run(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+    def run(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
         recorder = Recorder()
         with ConditionEmbedder(backend, release[model]) as embedder:
             given = {name: inputs[name] for name in embedder.inputs}
             tokens = embedder.tokens(given, taps=recorder)
-        found: Stages = {}
+        found: Captured = {}
         for name, array in recorder.found.items():
             if name.startswith("module_list.2.block0"):
                 call = name.removeprefix("module_list.2.block0")

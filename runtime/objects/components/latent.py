@@ -8,21 +8,21 @@ import numpy as np
 
 from sam3d_gguf.runtime.geometry.arrays import Float32
 from sam3d_gguf.runtime.ggml.backend import Backend
+from sam3d_gguf.runtime.objects.components.captures import Captured, Recorder, decimal
 from sam3d_gguf.runtime.objects.components.component import Component
-from sam3d_gguf.runtime.objects.components.images import LATENT
 from sam3d_gguf.runtime.objects.components.inputs import (
     Arrays,
     Wanted,
     check_range,
     check_voxels,
 )
-from sam3d_gguf.runtime.objects.components.stages import Recorder, Stages, decimal
 from sam3d_gguf.runtime.objects.components.structure import tokens_wanted
 from sam3d_gguf.runtime.objects.latent_tables import flow_tables
 from sam3d_gguf.runtime.objects.metadata import integer, numbers
 from sam3d_gguf.runtime.objects.neural_slat_flow import FEATURES, StructuredLatentFlow
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.objects.sampler import Latent, SamplerSettings, guidance, guided, sample
+from sam3d_gguf.runtime.objects.stages import LATENT
 from sam3d_gguf.schemas.errors import InputError
 
 _BEYOND = 20
@@ -43,7 +43,7 @@ def _forward_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
     return _wanted(release, "x") | {"t": Wanted(())}
 
 
-def _forward(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _forward(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """The stages of one velocity, and velocities with other tokens and times."""
     weights, coords = release[LATENT], inputs["coords"]
     settings = SamplerSettings.of(weights)
@@ -66,7 +66,7 @@ def _forward(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stage
         for other in (end, end + _BEYOND):
             cases[f"cfg_t{decimal(other)}"] = guided(flow.velocity, latent, other, 0.0, settings)
     recorder("input_blocks.last.downsample.coords", tables.cubes.coords)
-    found: Stages = {}
+    found: Captured = {}
     for name in _forward_stages(integer(weights, "flow.block_count")):
         # The original's sparse tensors have no batch axis.
         found[name] = recorder[name][0] if name.startswith("blocks.") else recorder[name]
@@ -89,14 +89,14 @@ def _sampler_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
     return _wanted(release, "noise") | scale
 
 
-def _sampler(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _sampler(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """The latent after every step, and denormalised."""
     weights, coords = release[LATENT], inputs["coords"]
     settings = SamplerSettings.of(weights)
     check_voxels("coords", coords, integer(weights, "flow.resolution"))
     mean, deviation = (_of_the_model(release, inputs, name) for name in ("mean", "std"))
     latent: Latent = {FEATURES: inputs["noise"]}
-    found: Stages = {"t_seq": settings.times().astype(np.float32)}
+    found: Captured = {"t_seq": settings.times().astype(np.float32)}
     with StructuredLatentFlow(backend, weights) as flow:
         flow.prepare(inputs["cond_tokens"], flow_tables(coords))
         states = sample(flow.velocity, latent, settings)

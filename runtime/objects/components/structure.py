@@ -8,21 +8,20 @@ import numpy as np
 
 from sam3d_gguf.extractors.models import ObjectsModel
 from sam3d_gguf.runtime.ggml.backend import Backend
+from sam3d_gguf.runtime.objects.components.captures import (
+    Captured,
+    Recorder,
+    decimal,
+    prefixed,
+    without_prefix,
+)
 from sam3d_gguf.runtime.objects.components.component import Component
-from sam3d_gguf.runtime.objects.components.images import STRUCTURE
 from sam3d_gguf.runtime.objects.components.inputs import (
     Array,
     Arrays,
     Wanted,
     check_range,
     check_voxels,
-)
-from sam3d_gguf.runtime.objects.components.stages import (
-    Recorder,
-    Stages,
-    decimal,
-    prefixed,
-    without_prefix,
 )
 from sam3d_gguf.runtime.objects.metadata import integer
 from sam3d_gguf.runtime.objects.neural_ss_decoder import SparseStructureDecoder
@@ -35,9 +34,8 @@ from sam3d_gguf.runtime.objects.neural_ss_flow import (
 from sam3d_gguf.runtime.objects.pose import PoseDecoder
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.objects.sampler import Latent, SamplerSettings, guidance, guided, sample
+from sam3d_gguf.runtime.objects.stages import OCCUPANCY, STRUCTURE
 from sam3d_gguf.runtime.objects.structure import OccupancySettings, shrunk, structure, surface
-
-DECODER: ObjectsModel = "objects.ss_decoder"
 
 _DISTILLED_STEPS = 4
 _BEYOND = 0.5
@@ -47,7 +45,8 @@ _CORNER = slice(8)
 _BLOCKS = 8
 
 
-def _latents(release: ObjectsRelease, prefix: str) -> dict[str, Wanted]:
+def latents_wanted(release: ObjectsRelease, prefix: str) -> dict[str, Wanted]:
+    """The tokens of shape and pose."""
     shapes = latent_shapes(release[STRUCTURE])
     return {f"{prefix}.{name}": Wanted(shapes[name]) for name in sorted(shapes)}
 
@@ -59,10 +58,10 @@ def tokens_wanted(release: ObjectsRelease, model: ObjectsModel) -> dict[str, Wan
 
 def _forward_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
     times = {"t": Wanted((1,)), "d": Wanted((1,))}
-    return tokens_wanted(release, STRUCTURE) | times | _latents(release, "latents")
+    return tokens_wanted(release, STRUCTURE) | times | latents_wanted(release, "latents")
 
 
-def _forward(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _forward(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """The stages of one velocity, and velocities with other tokens, times and steps."""
     weights = release[STRUCTURE]
     settings = SamplerSettings.of(weights)
@@ -85,7 +84,7 @@ def _forward(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stage
         }
     recorder(f"d_embedder.d{decimal(step)}", recorder["d_embedder"])
     names = _forward_stages(sorted(latents), step, integer(weights, "flow.block_count"))
-    found: Stages = {name: _thinned(name, recorder[name]) for name in names}
+    found: Captured = {name: _thinned(name, recorder[name]) for name in names}
     found |= prefixed("velocity_cond", cond)
     for case, velocity in cases.items():
         found |= _all_thinned(prefixed(f"velocity_{case}", velocity))
@@ -113,16 +112,16 @@ def _thinned(name: str, array: Array) -> Array:
     return array[:, ::16] if SHAPE in name.split(".") else array
 
 
-def _all_thinned(stages: Stages) -> Stages:
+def _all_thinned(stages: Captured) -> Captured:
     return {name: _thinned(name, array) for name, array in stages.items()}
 
 
 def _sampler_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
-    noise = _latents(release, "noise") | _latents(release, "noise_distilled")
+    noise = latents_wanted(release, "noise") | latents_wanted(release, "noise_distilled")
     return tokens_wanted(release, STRUCTURE) | noise
 
 
-def _sampler(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _sampler(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """The latents after every step, by the pipeline's settings and by a distilled model's."""
     weights = release[STRUCTURE]
     settings = SamplerSettings.of(weights)
@@ -133,7 +132,7 @@ def _sampler(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stage
             "noise_distilled",
         ),
     }
-    found: Stages = {}
+    found: Captured = {}
     with SparseStructureFlow(backend, weights) as flow:
         flow.prepare(inputs["cond_tokens"])
         for case, (sampling, noise) in cases.items():
@@ -151,17 +150,17 @@ def _sampler(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stage
 def _pose_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
     scene = {"scene_scale": Wanted((1, 3)), "scene_shift": Wanted((1, 3))}
     for case in _POSES:
-        tokens = _latents(release, case)
+        tokens = latents_wanted(release, case)
         del tokens[f"{case}.{SHAPE}"]
         scene |= tokens
     return scene
 
 
-def _pose(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _pose(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """The poses of two sets of tokens in one scene."""
     del backend
     decoder = PoseDecoder.of(release[STRUCTURE])
-    found: Stages = {}
+    found: Captured = {}
     for case in _POSES:
         tokens = without_prefix(case, inputs)
         pose = decoder.decode(tokens, inputs["scene_scale"], inputs["scene_shift"])
@@ -172,7 +171,7 @@ def _pose(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
 
 
 def _decoder_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
-    weights = release[DECODER]
+    weights = release[OCCUPANCY]
     tokens = integer(weights, "latent_resolution") ** 3
     return {
         "shape_latent": Wanted((1, tokens, integer(weights, "latent_channels"))),
@@ -181,16 +180,16 @@ def _decoder_wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
     }
 
 
-def _decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stages:
+def _decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """Occupancy and the voxels, and what becomes of other voxels, the `ball`."""
-    weights = release[DECODER]
+    weights = release[OCCUPANCY]
     settings = OccupancySettings.of(weights)
     ball, most = inputs["ball"], int(inputs["ball_max_coords"][0])
     check_voxels("ball", ball, integer(weights, "resolution"))
     recorder = Recorder()
     with SparseStructureDecoder(backend, weights) as decoder:
         logits = decoder.logits(inputs["shape_latent"], taps=recorder)[None, None]
-    found: Stages = {name: recorder[name][:, ::4] for name in ("input_layer", "middle_block")}
+    found: Captured = {name: recorder[name][:, ::4] for name in ("input_layer", "middle_block")}
     for block in range(_BLOCKS):
         corner = recorder[f"block{block}"][:, :, _CORNER, _CORNER, _CORNER]
         found[f"block{block}_corner8"] = corner
@@ -211,4 +210,4 @@ def _decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Stage
 FORWARD = Component((STRUCTURE,), _forward_wanted, _forward)
 SAMPLER = Component((STRUCTURE,), _sampler_wanted, _sampler)
 POSE_DECODER = Component((STRUCTURE,), _pose_wanted, _pose)
-STRUCTURE_DECODER = Component((DECODER,), _decoder_wanted, _decoder)
+STRUCTURE_DECODER = Component((OCCUPANCY,), _decoder_wanted, _decoder)

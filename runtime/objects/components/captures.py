@@ -1,4 +1,4 @@
-"""The stages of a component in the order of their appearance, and their names in a capture."""
+"""A component's tensors in the order of their appearance, and their names in a capture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from sam3d_gguf.runtime.objects.components.inputs import Array
 
-Stages = dict[str, Array]
-"""A component's tensors by stage, in the order of appearance."""
+Captured = dict[str, Array]
+"""Tensors by stage, in the order of appearance."""
 
 
 class Recorder:
@@ -22,7 +22,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.found: Stages = {}
+        self.found: Captured = {}
 
     def __call__(self, name: str, array: NDArray[np.generic], /) -> None:
         self.found[name] = array
@@ -31,7 +31,7 @@ class Recorder:
         return self.found[name]
 
 
-def prefixed(prefix: str, arrays: Mapping[str, Array]) -> Stages:
+def prefixed(prefix: str, arrays: Mapping[str, Array]) -> Captured:
     """The arrays in the order of their names, each of which gets a prefix and a dot."""
     return {f"{prefix}.{name}": arrays[name] for name in sorted(arrays)}
 
@@ -47,14 +47,14 @@ def decimal(value: float) -> str:
     return np.format_float_positional(np.float32(value), trim="-").replace(".", "p")
 
 
-def numbered(stages: Mapping[str, Array]) -> dict[str, Array]:
-    """The stages as a capture stores them: `NNN.stage`.
+def numbered(captured: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors as a capture stores them: `NNN.stage`.
 
     A tensor with numbers that are not finite becomes two: a uint8 `.nonfinite_mask`, 1 where they
     are, and `.nonfinite_to_0`.
     """
     parts: list[tuple[str, Any]] = []
-    for name, array in stages.items():
+    for name, array in captured.items():
         finite = np.isfinite(array)
         if finite.all():
             parts.append((name, array))
