@@ -1,22 +1,36 @@
-"""`sam3d-run`: photos to bodies, MHR parameters to meshes."""
+"""`sam3d-run`: photos to bodies and objects, MHR parameters to meshes."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-import warnings
-from collections.abc import Generator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.progress import track
 from rich.table import Table
 
 from sam3d_gguf.cli.entry import printing, say
+from sam3d_gguf.cli.run_objects import objects
+from sam3d_gguf.cli.run_options import (
+    BackendChoice,
+    BackendOption,
+    DeviceOption,
+    ExpectOption,
+    OutOption,
+    PrecisionChoice,
+    PrecisionOption,
+    ThreadsOption,
+    VerifyOption,
+    backend_name,
+    precision_name,
+    print_written,
+    read_tensors,
+    run_reporting,
+)
 from sam3d_gguf.cli.terminal import (
     DebugOption,
     JsonOption,
@@ -33,11 +47,10 @@ from sam3d_gguf.cli.terminal import (
 from sam3d_gguf.runtime.body import BodyModel, MhrModel
 from sam3d_gguf.runtime.body.cases import run_cases
 from sam3d_gguf.runtime.body.estimator import InferenceType
-from sam3d_gguf.runtime.ggml.backend import BackendName, Device, list_devices
+from sam3d_gguf.runtime.ggml.backend import Device, list_devices
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.library import (
     VULKAN_MODULE,
-    Precision,
     load_library,
     load_vulkan_module,
 )
@@ -53,24 +66,11 @@ from sam3d_gguf.runtime.run.files import (
     timings_file,
 )
 from sam3d_gguf.runtime.run.mhr import MAX_MESHES, read_parameters
-from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
+from sam3d_gguf.runtime.tensor_files import write_tensors
 from sam3d_gguf.schemas.errors import InputError
 
-app = new_app("Run SAM 3D Body and MHR on GGML: photos to bodies, parameters to meshes.")
-
-
-class BackendChoice(StrEnum):
-    """Where to compute."""
-
-    cpu = "cpu"
-    vulkan = "vulkan"
-
-
-class PrecisionChoice(StrEnum):
-    """How to compute."""
-
-    strict_f32 = "strict-f32"
-    fast = "fast"
+app = new_app("Run SAM 3D Body, MHR and SAM 3D Objects on GGML.")
+app.command()(objects)
 
 
 class InferenceChoice(StrEnum):
@@ -82,23 +82,6 @@ class InferenceChoice(StrEnum):
 
 
 MhrOption = Annotated[Path, typer.Option(readable=False, help="The MHR GGUF.")]
-BackendOption = Annotated[BackendChoice, typer.Option(help="Where to compute.")]
-DeviceOption = Annotated[int, typer.Option(help="Index among the backend's devices.")]
-ThreadsOption = Annotated[
-    int | None, typer.Option(help="Threads of the CPU backend; one for each core if not given.")
-]
-ExpectOption = Annotated[
-    str | None, typer.Option(help="Refuse to run unless the device has this name.")
-]
-PrecisionOption = Annotated[
-    PrecisionChoice, typer.Option(help="'fast' lets the device use narrower arithmetic.")
-]
-VerifyOption = Annotated[
-    bool, typer.Option("--verify", help="Hash all of the models' data before the run.")
-]
-OutOption = Annotated[
-    Path | None, typer.Option(readable=False, help="Folder for the files; made if missing.")
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -111,7 +94,7 @@ def devices(
     debug: DebugOption = False,
     _version: VersionOption = False,
 ) -> None:
-    """Run SAM 3D Body and MHR on GGML."""
+    """Run SAM 3D Body, MHR and SAM 3D Objects on GGML."""
     if list_them:
         with reporting(debug):
             library = load_library()
@@ -172,7 +155,7 @@ def body(
     debug: DebugOption = False,
 ) -> None:
     """Estimate the people in photos: meshes, keypoints, poses."""
-    with _reporting(debug):
+    with run_reporting(debug):
         _check_options(cases, image, bbox, intrinsics, mask, batch, taps, out)
         if taps is not None and (features_only or inference_type is InferenceChoice.hand):
             raise InputError("--taps is for the body and full estimators", where="--taps")
@@ -183,15 +166,15 @@ def body(
         check_photos(photos, options)
         if cases is not None and taps is not None:
             check_free([taps])
-        inputs = _read_tensors(cases) if cases else {}
+        inputs = read_tensors(cases) if cases else {}
         started = time.perf_counter()
         opened = BodyModel.load(
             model,
             mhr=mhr,
-            backend=_backend(backend),
+            backend=backend_name(backend),
             device=device,
             threads=threads,
-            precision=_precision(precision),
+            precision=precision_name(precision),
             expect_device=expect_device,
             verify=verify,
         )
@@ -200,7 +183,7 @@ def body(
             if cases is not None and taps is not None:
                 found = run_cases(inputs, opened.estimator.passes)
                 write_tensors(taps, found, opened.provenance)
-                _print_written([taps], as_json=as_json)
+                print_written([taps], as_json=as_json)
                 return
             written: list[Path] = []
             try:
@@ -209,9 +192,9 @@ def body(
             except BaseException:
                 # The error that ended it is what counts, whether or not this can be written.
                 with contextlib.suppress(typer.Exit):
-                    _print_written(written, as_json=as_json and bool(written))
+                    print_written(written, as_json=as_json and bool(written))
                 raise
-        _print_written(written, as_json=as_json)
+        print_written(written, as_json=as_json)
 
 
 @app.command()
@@ -242,10 +225,10 @@ def mhr(
         started = time.perf_counter()
         opened = MhrModel.load(
             mhr,
-            backend=_backend(backend),
+            backend=backend_name(backend),
             device=device,
             threads=threads,
-            precision=_precision(precision),
+            precision=precision_name(precision),
             expect_device=expect_device,
             verify=verify,
         )
@@ -260,15 +243,7 @@ def mhr(
             timings.add("export", time.perf_counter() - started)
         files |= timings_file(timings, provenance)
         publish_into(out, [(out / name, [data]) for name, data in files.items()])
-        _print_written([out / name for name in files], as_json=as_json)
-
-
-@contextlib.contextmanager
-def _reporting(debug: bool) -> Generator[None]:
-    """`reporting`, without what Pillow warns of on the way: it is refused or does not matter."""
-    with reporting(debug), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")
-        yield
+        print_written([out / name for name in files], as_json=as_json)
 
 
 def _photos(
@@ -323,23 +298,10 @@ def _check_options(
         raise InputError("--taps is for one photo", where="--taps")
 
 
-def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    with TensorFile(path) as file:
-        return {name: file.read(name) for name in file.tensors}
-
-
 def _progress(photos: list[Photo]) -> Any:
     if len(photos) < 2 or not err.is_terminal:
         return photos
     return track(photos, "photos", console=err)
-
-
-def _backend(choice: BackendChoice) -> BackendName:
-    return "cpu" if choice is BackendChoice.cpu else "vulkan"
-
-
-def _precision(choice: PrecisionChoice) -> Precision:
-    return "fast" if choice is PrecisionChoice.fast else "strict-f32"
 
 
 def _inference(choice: InferenceChoice) -> InferenceType:
@@ -349,15 +311,6 @@ def _inference(choice: InferenceChoice) -> InferenceType:
         InferenceChoice.hand: "hand",
     }
     return names[choice]
-
-
-def _print_written(paths: list[Path], *, as_json: bool) -> None:
-    with printing(complete=True):
-        if as_json:
-            print_json({"schema_version": 1, "files": [str(path) for path in paths]})
-            return
-        for path in paths:
-            terminal.print(cell(str(path)))
 
 
 def _print_devices(found: tuple[Device, ...], *, as_json: bool) -> None:

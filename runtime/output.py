@@ -31,13 +31,18 @@ def publish(files: Iterable[NewFile]) -> None:
 
 
 def publish_into(folder: Path, files: Iterable[NewFile]) -> None:
-    """`publish`, making a missing folder first and removing it again where that fails.
+    """`publish`, making a missing folder first, and those in it that files lie in; they are
+    removed again where that fails.
 
     Raises:
-        OutputError: as `publish`, or the folder cannot be made.
+        OutputError: as `publish`, or a folder cannot be made.
     """
-    with _made(folder):
-        publish(files)
+    listed = list(files)
+    inner = {path.parent for path, _ in listed if folder in path.parents}
+    with contextlib.ExitStack() as stack:
+        for each in (folder, *sorted(inner - {folder})):
+            stack.enter_context(_made(each))
+        publish(listed)
 
 
 def check_free(paths: Iterable[Path], *, makes_folders: bool = False) -> None:

@@ -42,7 +42,7 @@ from sam3d_gguf.runtime.objects.preprocess import (
 )
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.objects.sampler import SamplerSettings
-from sam3d_gguf.runtime.objects.stages import Stages, no_taps
+from sam3d_gguf.runtime.objects.stages import ScenePoints, Stages, no_taps
 from sam3d_gguf.runtime.objects.structure import OccupancySettings, Structure, structure
 from sam3d_gguf.runtime.objects.watch import QUIET, Progress, Watch
 from sam3d_gguf.runtime.provenance import provenance_of
@@ -81,6 +81,7 @@ class ObjectResult:
         gaussians: in the object's space, z up, -0.5..0.5.
         mesh: in the same, if it was asked for.
         pose: from there to the camera's space: x left, y up, z forward.
+        scene_scale, scene_shift: [3] of the normalised pointmap, in which the pose was sampled.
     """
 
     shape: Float32
@@ -90,21 +91,8 @@ class ObjectResult:
     gaussians: Gaussians
     mesh: Mesh | None
     pose: Pose
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScenePoints:
-    """The pointmap that a run used.
-
-    Attributes:
-        points: [3, H, W] float32 in the camera's space, NaN where invalid.
-        intrinsics: [3, 3] float32 in units of the photo's width and height, if a model told them.
-        estimated: whether the depth model made it.
-    """
-
-    points: Float32
-    intrinsics: Float32 | None
-    estimated: bool
+    scene_scale: Float32
+    scene_shift: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +202,7 @@ class ObjectsPipeline(Closing):
         photo: Uint8,
         masks: Sequence[Uint8],
         noise: Sequence[Noise],
-        points: ScenePoints,
+        points: ScenePoints | None = None,
         *,
         progress: Progress = QUIET,
         taps: Sequence[Taps] | None = None,
@@ -225,7 +213,7 @@ class ObjectsPipeline(Closing):
             photo: [H, W, 3] uint8 RGB.
             masks: [H, W] uint8, one an object; not 0 on the object.
             noise: where each object's sampling starts.
-            points: of the photo.
+            points: of the photo; estimated without them, for which `load` opens the depth model.
             progress: hears of stages and steps.
             taps: one an object; each hears of its object's intermediates.
 
@@ -240,9 +228,12 @@ class ObjectsPipeline(Closing):
             raise InputError(f"{len(masks)} masks", expected=f"1 to {MAX_OBJECTS}")
         self._cancelled.clear()
         watch = Watch(self._cancelled, progress)
+        images = [with_mask(photo, mask) for mask in masks]
+        run = Stages(self.release, self._networks, watch, taps or [no_taps] * len(masks))
+        known = run.depth(photo) if points is None else points
         with watch.stage("preprocess", len(masks)):
-            inputs = [self._inputs(with_mask(photo, mask), points.points) for mask in masks]
-        return self._run(inputs, noise, points, watch, taps or [no_taps] * len(masks))
+            inputs = [self._inputs(image, known.points) for image in images]
+        return self._run(inputs, noise, known, run)
 
     def cancel(self) -> None:
         """Make the running call raise CancelledError after its current step; from any thread."""
@@ -262,15 +253,10 @@ class ObjectsPipeline(Closing):
         )
 
     def _run(
-        self,
-        inputs: Sequence[_Inputs],
-        noise: Sequence[Noise],
-        points: ScenePoints,
-        watch: Watch,
-        taps: Sequence[Taps],
+        self, inputs: Sequence[_Inputs], noise: Sequence[Noise], points: ScenePoints, run: Stages
     ) -> SceneResult:
-        run = Stages(self.release, self._networks, watch, taps)
-        for each, tap in zip(inputs, taps, strict=True):
+        watch = run.watch
+        for each, tap in zip(inputs, run.taps, strict=True):
             for name, array in each.named():
                 tap(name, array)
         with np.errstate(all="ignore"):
@@ -300,6 +286,8 @@ class ObjectsPipeline(Closing):
                 clouds[i],
                 meshes[i],
                 poses[i],
+                inputs[i].structure["pointmap_scale"][0],
+                inputs[i].structure["pointmap_shift"][0],
             )
             for i in range(len(inputs))
         )

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from sam3d_gguf.runtime.export.colored_mesh import ColoredMesh, colored_glb, y_up
 from sam3d_gguf.runtime.export.ply import encode_ply
 from sam3d_gguf.runtime.export.preview import dimmed, marked, resized_photo, side_by_side
-from sam3d_gguf.runtime.geometry.arrays import Float32, Float64, Uint8
+from sam3d_gguf.runtime.geometry.arrays import Float64, Uint8
 from sam3d_gguf.runtime.geometry.rotations import matrix_from_quaternion
 from sam3d_gguf.runtime.objects.camera import Camera, camera_of
-from sam3d_gguf.runtime.objects.pipeline import ObjectResult, ScenePoints, SceneResult
+from sam3d_gguf.runtime.objects.pipeline import ObjectResult, SceneResult
 from sam3d_gguf.runtime.objects.placement import PosedCloud, placed, scene
 from sam3d_gguf.runtime.objects.pose import Pose
 from sam3d_gguf.runtime.objects.report import Silhouette, report
+from sam3d_gguf.runtime.objects.stages import ScenePoints
 from sam3d_gguf.runtime.objects.view import (
     Surface,
     drawn_size,
@@ -43,6 +44,7 @@ def object_files(found: ObjectResult, provenance: Mapping[str, str]) -> Files:
         mesh = ColoredMesh("object", vertices, found.mesh.faces, found.mesh.attributes[:, :3])
         files["mesh.glb"] = [colored_glb([mesh])]
     metadata = {**field_metadata("objects-output-v1"), **provenance}
+    files["pose.json"] = pose_file(found, provenance)
     files["result.safetensors"] = encode_tensors(result_arrays(found), metadata)
     return files
 
@@ -72,21 +74,16 @@ def result_arrays(found: ObjectResult) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def pose_file(
-    pose: Pose, scale: Float32, shift: Float32, provenance: Mapping[str, str]
-) -> list[bytes]:
-    """pose.json, of the schema `objects-pose`.
-
-    Args:
-        scale, shift: [3], of the normalised pointmap.
-    """
+def pose_file(found: ObjectResult, provenance: Mapping[str, str]) -> list[bytes]:
+    """pose.json, of the schema `objects-pose`."""
+    pose = found.pose
     document: dict[str, Any] = {
         "schema_version": 1,
         "translation": pose.translation[0].tolist(),
         "rotation": pose.rotation[0].tolist(),
         "scale": pose.scale[0].tolist(),
         "matrix": pose_matrix(pose).tolist(),
-        "scene": {"scale": scale.tolist(), "shift": shift.tolist()},
+        "scene": {"scale": found.scene_scale.tolist(), "shift": found.scene_shift.tolist()},
         "provenance": dict(provenance),
     }
     return [encode_document(document, "objects-pose")]

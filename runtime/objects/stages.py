@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam3d_gguf.extractors.models import ObjectsModel
-from sam3d_gguf.runtime.geometry.arrays import Float32, Int32
+from sam3d_gguf.extractors.models import MOGE, ObjectsModel
+from sam3d_gguf.runtime.geometry.arrays import Float32, Int32, Uint8
 from sam3d_gguf.runtime.ggml.network import Taps
 from sam3d_gguf.runtime.objects.gaussians import Gaussians, GaussianSettings, gaussians
 from sam3d_gguf.runtime.objects.latent_tables import (
@@ -24,12 +24,14 @@ from sam3d_gguf.runtime.objects.mesh import Mesh, extract_mesh
 from sam3d_gguf.runtime.objects.mesh_cubes import MeshSettings
 from sam3d_gguf.runtime.objects.metadata import integer, numbers
 from sam3d_gguf.runtime.objects.networks import Networks
+from sam3d_gguf.runtime.objects.neural_depth import DepthModel
 from sam3d_gguf.runtime.objects.neural_embed import ConditionEmbedder
 from sam3d_gguf.runtime.objects.neural_slat_decoders import GaussianDecoder, MeshDecoder
 from sam3d_gguf.runtime.objects.neural_slat_flow import FEATURES, StructuredLatentFlow
 from sam3d_gguf.runtime.objects.neural_ss_decoder import SparseStructureDecoder
 from sam3d_gguf.runtime.objects.neural_ss_flow import SparseStructureFlow
 from sam3d_gguf.runtime.objects.noise import Noise
+from sam3d_gguf.runtime.objects.pointmap import from_depth_model
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.objects.sampler import Latent, SamplerSettings, sample
 from sam3d_gguf.runtime.objects.watch import Watch
@@ -43,6 +45,21 @@ GAUSSIANS: Mapping[int, ObjectsModel] = {
     4: "objects.slat_decoder_gs_4",
 }
 """The decoder for each number of Gaussians of a voxel."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScenePoints:
+    """The pointmap that a run used.
+
+    Attributes:
+        points: [3, H, W] float32 in the camera's space, NaN where invalid.
+        intrinsics: [3, 3] float32 in units of the photo's width and height, if a model told them.
+        estimated: whether the depth model made it.
+    """
+
+    points: Float32
+    intrinsics: Float32 | None
+    estimated: bool
 
 
 def no_taps(_name: str, _array: object, /) -> None:
@@ -61,6 +78,15 @@ class Stages:
     networks: Networks
     watch: Watch
     taps: Sequence[Taps]
+
+    def depth(self, photo: Uint8) -> ScenePoints:
+        """The points of a photo [H, W, 3] by the depth model."""
+        stage = "depth"
+        with self.watch.stage(stage, 1), self.networks.opened(DepthModel, MOGE) as model:
+            estimate = model.estimate(photo)
+            self.watch.holds(stage, model)
+            self.watch.step(stage)
+        return ScenePoints(from_depth_model(estimate.points), estimate.intrinsics, True)
 
     def embed(
         self, stage: str, model: ObjectsModel, inputs: Sequence[Mapping[str, Float32]]

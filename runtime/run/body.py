@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,9 @@ from sam3d_gguf.runtime.run.files import (
     body_files,
     timings_file,
 )
+from sam3d_gguf.runtime.run.naming import naming
 from sam3d_gguf.runtime.tensor_files import encode_tensors
-from sam3d_gguf.schemas.errors import OutputError, Sam3dError
+from sam3d_gguf.schemas.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def check_photos(photos: Sequence[Photo], options: BodyOptions) -> None:
         check_free([options.taps], makes_folders=beside)
     for photo in photos:
         for path in (photo.image, *photo.masks):
-            with _naming(photo), open_source(path):
+            with naming(photo.name), open_source(path):
                 pass
 
 
@@ -86,7 +86,7 @@ def run_photo(
         OutputError: a file exists already, or the folder cannot be written.
     """
     timings = Timings({"load": load_seconds})
-    with _naming(photo):
+    with naming(photo.name):
         started = time.perf_counter()
         pixels = read_photo(photo.image)
         masks = _masks(photo, pixels)
@@ -127,20 +127,6 @@ def _compute(
     files = body_files(result, pixels)
     timings.add("export", time.perf_counter() - started)
     return files, [] if capture is None else encode_tensors(capture.tensors, model.provenance)
-
-
-@contextlib.contextmanager
-def _naming(photo: Photo) -> Generator[None]:
-    """An error about one of many photos names it."""
-    try:
-        yield
-    except Sam3dError as error:
-        if not photo.name:
-            raise
-        where = f"photo {photo.name!r}" + (f", {error.where}" if error.where else "")
-        raise type(error)(
-            error.what, where=where, expected=error.expected, action=error.action
-        ) from error
 
 
 def _take_stages(timings: Timings, model: BodyModel) -> None:

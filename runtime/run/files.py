@@ -60,12 +60,24 @@ def mhr_files(rig: MhrRig, mesh: MhrMesh, provenance: Mapping[str, str], *, mesh
     return found
 
 
-def timings_file(timings: Timings, provenance: Mapping[str, str]) -> Files:
-    """timings.json: seconds by part, and the peak memory of the process in bytes."""
+def timings_file(
+    timings: Timings,
+    provenance: Mapping[str, str],
+    device_memory: Mapping[str, Mapping[str, int]] | None = None,
+) -> Files:
+    """timings.json: seconds by part, and the peak memory of the process in bytes.
+
+    Args:
+        device_memory: bytes that networks held on the device, by stage and kind.
+    """
     document: dict[str, Any] = {
         "schema_version": 1,
         "seconds": timings.seconds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "provenance": dict(provenance),
     }
+    if device_memory is not None:
+        document["device_memory_bytes"] = {
+            stage: dict(kinds) for stage, kinds in device_memory.items()
+        }
     return {"timings.json": encode_document(document, "run-timings")}
