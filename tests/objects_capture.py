@@ -19,11 +19,7 @@ from sam3d_gguf.runtime.ggml.graph import Graphs, Node
 from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.objects.components import NAMES, models_of, run_component
-from sam3d_gguf.runtime.objects.components.captures import (
-    Recorder,
-    numbered,
-    without_prefix,
-)
+from sam3d_gguf.runtime.objects.components.captures import Recorder, without_prefix
 from sam3d_gguf.runtime.objects.neural_depth import DepthModel
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.tensor_files import write_tensors
@@ -35,12 +31,15 @@ WITHOUT_NETWORKS = ("preprocess", "pose-decoder", "mesh-extract")
 
 def capture(component: str, backend: Backend, models: Path) -> tuple[Tensors, list[Node]]:
     """A component's tensors from its fixture's inputs, and the nodes of all graphs that ran."""
-    inputs = Component.load(component).inputs
+    fixture = Component.load(component)
     with _nodes() as nodes:
         if component == DEPTH:
-            return _depth(backend, models, inputs), nodes
+            found = _depth(backend, models, fixture.inputs)
+            # The model tells of more stages than the fixture has.
+            names = {name[4:]: name for name in fixture.expected}
+            return {names[stage]: found[stage] for stage in found if stage in names}, nodes
         with ObjectsRelease.open(models, models_of(component)) as release:
-            return run_component(component, release, backend, inputs), nodes
+            return run_component(component, release, backend, fixture.inputs), nodes
 
 
 @contextlib.contextmanager
@@ -58,7 +57,7 @@ def _nodes() -> Generator[list[Node]]:
 
 
 def _depth(backend: Backend, models: Path, inputs: Tensors) -> Tensors:
-    """The points of every photo, and one's stages."""
+    """The points of every photo, and one's stages, by stage."""
     found: Tensors = {}
     with (
         load_weights(models / "moge.gguf", "objects.moge") as weights,
@@ -72,7 +71,7 @@ def _depth(backend: Backend, models: Path, inputs: Tensors) -> Tensors:
             found[f"{name}.points"] = points
             found[f"{name}.mask"] = estimate.mask.astype(np.uint8)
             found[f"{name}.intrinsics"] = estimate.intrinsics
-    return numbered(found)
+    return found
 
 
 def main() -> None:

@@ -56,6 +56,12 @@ class Component:
         }
         assert wanted
         unknown = [f"{name}: not expected" for name in found if name not in wanted]
+        return unknown + self._judge(wanted, found)
+
+    def failures_of(self, found: Tensors) -> list[str]:
+        """What is wrong with some of the expected tensors."""
+        return self._judge({name: self.expected[name] for name in found}, found)
+
+    def _judge(self, wanted: Tensors, found: Tensors) -> list[str]:
         verdicts = compare_arrays(wanted, found, self.rules)
-        wrong = [f"{verdict.name}: {verdict.reason}" for verdict in verdicts if not verdict.passed]
-        return unknown + wrong
+        return [f"{verdict.name}: {verdict.reason}" for verdict in verdicts if not verdict.passed]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +94,19 @@ def _check_forms(found: Mapping[str, _Found], wanted: Mapping[str, Wanted], wher
     for name, form in wanted.items():
         each = found[name]
         if each.dtype != form.dtype or not _fits(each.shape, form.shape, sizes):
-            known = [f"{symbol} = {size}" for symbol, size in sizes.items() if symbol in form.shape]
             raise InputError(
                 f"the input {name} is {each}",
                 where=where,
-                expected=" with ".join([str(form), *known]),
+                expected=", ".join([str(form), *_told(form, sizes)]),
             )
+
+
+def _told(form: Wanted, sizes: Mapping[str, int]) -> Iterator[str]:
+    """What is known of the sizes that are left open."""
+    for symbol in form.shape:
+        if isinstance(symbol, str):
+            known = f"= {sizes[symbol]}" if symbol in sizes else f"up to {LIMITS[symbol]}"
+            yield f"{symbol} {known}"
 
 
 def _fits(shape: Shape, wanted: tuple[int | str, ...], sizes: dict[str, int]) -> bool:
