@@ -58,3 +58,16 @@ def depth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = TINY_MOGE / "model.pt"
     convert_objects(tiny_objects.request(folder, parts=("moge",), moge=model))
     return folder
+
+
+@pytest.fixture(scope="session")
+def runnable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release of the tiny SAM 3D Objects that runs from a photo to a mesh, with its depth model."""
+    folder = tmp_path_factory.mktemp("runnable")
+    checkpoints = tiny_objects.runnable(folder / "checkpoints")
+    convert_objects(
+        tiny_objects.request(
+            folder / "release", checkpoint_dir=checkpoints, moge=TINY_MOGE / "model.pt"
+        )
+    )
+    return folder / "release"

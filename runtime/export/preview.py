@@ -13,15 +13,24 @@ from sam3d_gguf.runtime.geometry.arrays import Bool, Uint8
 _TINTS = ((255, 120, 40), (60, 160, 255), (110, 210, 90), (220, 90, 200))
 _TINT = 0.45
 _DIM = 0.35
+_LINE = 255
 
 
 def marked(photo: Uint8, masks: Sequence[Bool]) -> Uint8:
-    """[H, W, 3]: the photo with each mask [H, W] in a colour."""
+    """[H, W, 3]: the photo with each mask [H, W] in a colour, and a line around it."""
     image = photo.astype(np.float32)
     for number, mask in enumerate(masks):
         tint = np.array(_TINTS[number % len(_TINTS)], np.float32)
         image[mask] = image[mask] * (1 - _TINT) + tint * _TINT
+        image[mask & ~_within(mask)] = _LINE
     return np.rint(image).astype(np.uint8)
+
+
+def _within(mask: Bool) -> Bool:
+    """What of a mask has nothing else beside, above or below it."""
+    padded = np.pad(mask, 1)
+    inner: Bool = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return inner
 
 
 def dimmed(photo: Uint8) -> Uint8:

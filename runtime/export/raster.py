@@ -61,7 +61,7 @@ def _draw(
     place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     x = low[owner, 0] + place % sides[owner, 0]
     y = low[owner, 1] + place // sides[owner, 0]
-    at = np.stack([x + 0.5, y + 0.5], axis=-1)
+    at = np.stack([x, y], axis=-1).astype(np.float64) + 0.5
     shares = np.stack(
         [
             _turn(corners[owner, (corner + 1) % 3], corners[owner, (corner + 2) % 3], at)

@@ -28,6 +28,11 @@ _PRECISION_F32 = 10
 _SCORES = 1 << 25
 """Of attention by products at a time: 128 MiB, which every Vulkan device takes as one tensor."""
 
+_ALIGNMENT = 256
+"""Bytes: Vulkan never asks more of where a part of a tensor begins."""
+GATHER_STEP = _ALIGNMENT // 4
+"""A part of an index input that is gathered by begins at a multiple of so many."""
+
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
@@ -540,11 +545,19 @@ class GraphBuilder:
         return self._node("concat", tuple(shape), left.address, right.address, dimension)
 
     def gather(self, x: Tensor, indices: Tensor) -> Tensor:
-        """Rows of [rows, C] by an index input, or by a part of one, that promises as many rows."""
+        """Rows of [rows, C] by an index input, or by a part of one, that promises as many rows.
+
+        A part must begin at a multiple of `GATHER_STEP` indices: elsewhere Vulkan ends the process.
+        """
         limit = self._limits.get(indices.address, math.inf)
         self._require(len(x.shape) == 2 and limit <= x.shape[0], "gather", x, indices)
+        offset = struct_of(indices).view_offs
+        self._require(offset % _ALIGNMENT == 0, f"gather from byte {offset}", x, indices)
+        x = self._with_packed_rows(x)
+        if struct_of(x).view_offs % _ALIGNMENT:
+            x = self.contiguous(x)
         shape = (indices.shape[0], x.shape[1])
-        return self._node("get_rows", shape, self._with_packed_rows(x).address, indices.address)
+        return self._node("get_rows", shape, x.address, indices.address)
 
     def contiguous(self, x: Tensor) -> Tensor:
         """A row-major copy."""

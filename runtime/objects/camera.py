@@ -69,8 +69,8 @@ def camera_of(points: Float32) -> Camera | None:
     with np.errstate(all="ignore"):
         ahead = np.where(wide[2] > _NEAREST, wide[2], np.nan)
         across, down = -wide[0] / ahead, -wide[1] / ahead
-    columns: Float64 = np.arange(width) + 0.5 - width / 2
-    rows: Float64 = (np.arange(height) + 0.5 - height / 2)[:, None]
+    columns = np.arange(width, dtype=np.float64) + (0.5 - width / 2)
+    rows = np.arange(height, dtype=np.float64)[:, None] + (0.5 - height / 2)
     valid = np.isfinite(across) & np.isfinite(down)
     square = np.where(valid, across * across + down * down, 0).sum()
     if not square > 0 or not np.isfinite(square):

@@ -85,7 +85,7 @@ def recover(points: Float32, mask: NDArray[np.bool_]) -> Recovered:
         return Recovered(np.float32(1), np.float32(0))
     fit = _Fit(sampled[:, :2], sampled[:, 2], pixels)
     with np.errstate(all="ignore"):
-        shift = np.float32(_minimise(fit))
+        shift = np.float32(_Descent(fit).run())
         focal = np.float32(fit.at(float(shift)).focal)
     if not np.isfinite(focal) or not np.isfinite(shift):
         raise InputError(
@@ -106,17 +106,33 @@ def _sampled(planes: NDArray[Any], inside: NDArray[np.bool_]) -> Float64:
     return values.astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Point:
-    """The residuals at a shift, their derivative by it, and the focal length that is best there."""
+    """What is known at a shift.
 
-    residuals: Float64
-    slopes: Float64
+    Attributes:
+        norm: of the residuals.
+        slope: the norm of their derivative by the shift.
+        gradient: the product of both.
+        focal: the focal length that is best there.
+    """
+
+    norm: float
+    slope: float
+    gradient: float
     focal: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no step lessens the residuals, or they are no numbers."""
+        least = _GRADIENT_TOLERANCE * self.slope * self.norm
+        return not math.isfinite(self.norm) or abs(self.gradient) <= least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fit:
+    """Points and their pixels, each [N, .]."""
+
     xy: Float64
     z: Float64
     pixels: Float64
@@ -125,72 +141,122 @@ class _Fit:
         depth = (self.z + shift)[:, None]
         projected = self.xy / depth
         moved = -projected / depth
-        square = np.vdot(projected, projected)
-        focal = np.vdot(projected, self.pixels) / square
-        change = (np.vdot(moved, self.pixels) - 2 * focal * np.vdot(projected, moved)) / square
+        square = _product(projected, projected)
+        focal = _product(projected, self.pixels) / square
+        change = _product(moved, self.pixels) - 2 * focal * _product(projected, moved)
         residuals = focal * projected - self.pixels
-        slopes = change * projected + focal * moved
-        return _Point(residuals.ravel(), slopes.ravel(), float(focal))
+        slopes = change / square * projected + focal * moved
+        return _Point(
+            norm=math.sqrt(_product(residuals, residuals)),
+            slope=math.sqrt(_product(slopes, slopes)),
+            gradient=float(_product(slopes, residuals)),
+            focal=float(focal),
+        )
 
 
-def _minimise(fit: _Fit) -> float:
-    """The shift that `lmdif` finds from 0: a Levenberg-Marquardt descent in one dimension.
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """How a step turned out, all over the squared norm before it.
+
+    Attributes:
+        actual: the decrease; minus infinity where the norm grew tenfold.
+        linear, damped: the parts of the decrease that the slope promises.
+    """
+
+    actual: float
+    linear: float
+    damped: float
+
+    @classmethod
+    def of(cls, before: _Point, after: _Point, step: float, damping: float) -> _Gain:
+        ratio = after.norm / before.norm
+        actual = 1 - ratio**2 if 0.1 * ratio < 1 else -math.inf
+        scaled = step / before.norm
+        return cls(actual, (before.slope * scaled) ** 2, damping * scaled**2)
+
+    @property
+    def predicted(self) -> float:
+        return self.linear + 2 * self.damped
+
+    @property
+    def ratio(self) -> float:
+        return self.actual / self.predicted if self.predicted else 0.0
+
+    @property
+    def shrinkage(self) -> float:
+        """What a bad step's length is to be multiplied with."""
+        if self.actual >= 0:
+            return 0.5
+        slope = self.linear + self.damped
+        return max(0.1, 0.5 * slope / (slope - 0.5 * self.actual))
+
+
+class _Descent:
+    """MINPACK's `lmdif` from 0: a Levenberg-Marquardt descent in one dimension.
 
     Its steps and where it stops are MINPACK's, since at the original's tolerance of 1e-3 the
-    result depends on them. The derivative is exact where MINPACK takes a difference.
+    result depends on them; SciPy scales them so before 1.16. The derivative is exact where
+    MINPACK takes a difference.
     """
-    shift, damping, radius = 0.0, 0.0, _FIRST_RADIUS
-    point = fit.at(shift)
-    norm = _norm(point.residuals)
-    evaluations, first = 1, True
-    while norm > 0 and math.isfinite(norm):
-        evaluations += 1
-        slope = _norm(point.slopes)
-        gradient = float(np.vdot(point.slopes, point.residuals))
-        if slope == 0 or abs(gradient) <= _GRADIENT_TOLERANCE * slope * norm:
-            break
+
+    def __init__(self, fit: _Fit) -> None:
+        self._fit = fit
+        self._shift = 0.0
+        self._radius = _FIRST_RADIUS
+        self._damping = 0.0
+        self._evaluations = 1
+        self._has_moved = False
+
+    def run(self) -> float:
+        """The shift."""
+        point: _Point | None = self._fit.at(self._shift)
+        while point is not None and not point.is_flat:
+            self._evaluations += 1
+            point = self._improve(point)
+        return self._shift
+
+    def _improve(self, point: _Point) -> _Point | None:
+        """The point after a step that lessens the residuals; None at the end."""
         while True:
-            damping = _damping(slope, gradient, radius, damping)
-            step = -gradient / (slope**2 + damping)
-            radius = min(radius, abs(step)) if first else radius
-            trial = fit.at(shift + step)
-            trial_norm = _norm(trial.residuals)
-            evaluations += 1
-            actual = 1 - (trial_norm / norm) ** 2 if 0.1 * trial_norm < norm else -1.0
-            linear, damped = (slope * step / norm) ** 2, damping * (step / norm) ** 2
-            predicted = linear + 2 * damped
-            ratio = actual / predicted if predicted else 0.0
-            if ratio <= 0.25:
-                shrink = 0.5
-                if actual < 0:
-                    shrink = 0.5 * (linear + damped) / (linear + damped - 0.5 * actual)
-                if 0.1 * trial_norm >= norm or shrink < 0.1:
-                    shrink = 0.1
-                radius = shrink * min(radius, 10 * abs(step))
-                damping /= shrink
-            elif damping == 0 or ratio >= 0.75:
-                radius = 2 * abs(step)
-                damping *= 0.5
-            if ratio >= _ACCEPTED:
-                shift, point, norm, first = shift + step, trial, trial_norm, False
-            settled = max(abs(actual), predicted) <= _COST_TOLERANCE and ratio <= 2
-            still = radius <= _STEP_TOLERANCE * abs(shift)
-            if settled or still or evaluations >= _EVALUATIONS:
-                return shift
-            if ratio >= _ACCEPTED:
-                break
-    return shift
+            self._damping = self._damping_at(point)
+            step = -point.gradient / (point.slope**2 + self._damping)
+            if not self._has_moved:
+                self._radius = min(self._radius, abs(step))
+            trial = self._fit.at(self._shift + step)
+            self._evaluations += 1
+            gain = _Gain.of(point, trial, step, self._damping)
+            self._adapt(gain, abs(step))
+            is_better = gain.ratio >= _ACCEPTED
+            if is_better:
+                self._shift += step
+                self._has_moved = True
+            if self._is_done(gain):
+                return None
+            if is_better:
+                return trial
+
+    def _adapt(self, gain: _Gain, length: float) -> None:
+        if gain.ratio <= 0.25:
+            self._radius = gain.shrinkage * min(self._radius, 10 * length)
+            self._damping /= gain.shrinkage
+        elif self._damping == 0 or gain.ratio >= 0.75:
+            self._radius = 2 * length
+            self._damping *= 0.5
+
+    def _is_done(self, gain: _Gain) -> bool:
+        small = max(abs(gain.actual), gain.predicted) <= _COST_TOLERANCE and gain.ratio <= 2
+        still = self._radius <= _STEP_TOLERANCE * abs(self._shift)
+        return small or still or self._evaluations >= _EVALUATIONS
+
+    def _damping_at(self, point: _Point) -> float:
+        """What is added to the squared slope so that the step is within a tenth of the radius."""
+        gradient, square = abs(point.gradient), point.slope**2
+        if gradient <= 1.1 * self._radius * square:
+            return 0.0
+        exact = gradient / self._radius - square
+        kept = min(self._damping, gradient / self._radius)
+        return kept if kept > exact and gradient >= 0.9 * self._radius * (square + kept) else exact
 
 
-def _damping(slope: float, gradient: float, radius: float, before: float) -> float:
-    """What is added to the squared slope so that the step is within a tenth of the radius."""
-    free = abs(gradient) / slope**2
-    if free <= 1.1 * radius:
-        return 0.0
-    exact = abs(gradient) / radius - slope**2
-    kept = min(before, abs(gradient) / radius)
-    return kept if kept > exact and abs(gradient) / (slope**2 + kept) >= 0.9 * radius else exact
-
-
-def _norm(values: Float64) -> float:
-    return math.sqrt(float(np.vdot(values, values)))
+def _product(a: Float64, b: Float64) -> np.float64:
+    return np.float64(np.vdot(a, b))

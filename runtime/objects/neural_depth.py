@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray
+from sam3d_gguf.runtime.ggml.graph import FloatArray, InputArray
 from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.objects import neural_depth_head as head
@@ -104,7 +104,7 @@ class DepthModel(DeviceModel):
         for level in range(head.LEVELS):
             x, grid = self._double(level, x, grid, aspect, taps)
         values = self._output(x, grid, size, taps)
-        return self._finish(values, (photo.shape[0], photo.shape[1]), taps)
+        return self._finish(values, (photo.shape[0], photo.shape[1]))
 
     def _resized(self, photo: Uint8) -> Size:
         """The size that has about as many patches as the model takes."""
@@ -136,9 +136,10 @@ class DepthModel(DeviceModel):
         features = settings.integer("head.feature_count")
         patches, grid = patchify(image, self._patch)
         count = patches.shape[1]
-        inputs = {"patches": patches}
-        if grid != (side, side):
-            inputs["positions"] = position_weights(side, grid)
+        inputs: dict[str, FloatArray] = {"patches": patches}
+        weights = position_weights(side, grid)
+        if weights is not None:
+            inputs["positions"] = weights
 
         def build(network: Network) -> None:
             kernel = network.weight("backbone.patch_embed.proj.weight")
@@ -202,7 +203,7 @@ class DepthModel(DeviceModel):
                 network.tap(f"upsample{level}.{block}", h)
             network.output("y", h)
 
-        inputs = {
+        inputs: dict[str, InputArray] = {
             "x": x,
             "uv": _view_rows(grid, aspect),
             "doubled": head.neighbourhoods(head.doubled_numbers(grid)),
@@ -218,32 +219,37 @@ class DepthModel(DeviceModel):
 
     def _output(self, x: FloatArray, grid: Size, size: Size, taps: Taps | None) -> FloatArray:
         """[4, *size] the points before their remapping, and the mask."""
-        corners, weights = head.bilinear_corners(grid, size)
         count = size[0] * size[1]
 
         def build(network: Network) -> None:
             tensors = network.tensors
-            h = head.interpolate(network, tensors["x"], tensors["corners"], tensors["weights"])
+            between = (
+                [tensors[f"{each}{n}"] for n in range(head.CORNERS)]
+                for each in ("corner", "weight")
+            )
+            h = head.interpolate(network, tensors["x"], *between)
             h = network.concat([h, tensors["uv"]], axis=1)
             points, mask = head.outputs(network, h, tensors["around"])
             network.output("values", network.concat([points, mask], axis=1))
 
-        inputs = {
+        inputs: dict[str, InputArray] = {
             "x": x,
             "uv": _view_rows(size, size[1] / size[0]),
-            "corners": corners,
-            "weights": weights,
             "around": head.neighbourhoods(head.row_numbers(size)),
         }
-        rows = {"corners": len(x), "around": count}
+        rows = {"around": count}
+        corners, weights = head.bilinear_corners(grid, size)
+        for number in range(head.CORNERS):
+            inputs |= {f"corner{number}": corners[number], f"weight{number}": weights[number]}
+            rows[f"corner{number}"] = len(x)
         values = self._parts.run("output", inputs, build, rows=rows, taps=taps)["values"]
-        planes = _channels_first(values, size)[0]
+        planes: FloatArray = _channels_first(values, size)[0]
         if taps is not None:
             taps("output.points", planes[None, :3])
             taps("output.mask", planes[None, 3:])
         return planes
 
-    def _finish(self, values: FloatArray, size: Size, taps: Taps | None) -> DepthEstimate:
+    def _finish(self, values: FloatArray, size: Size) -> DepthEstimate:
         """The points and mask at the photo's size, and the camera."""
         points, mask = np.empty((*size, 3), np.float32), np.empty(size, np.bool_)
         threshold = np.float32(self._settings.real("output.mask_threshold"))
@@ -256,30 +262,29 @@ class DepthModel(DeviceModel):
             turned = _blended(
                 wide.swapaxes(1, 2), rows.sources[:, band], rows.weights[:, band]
             ).swapaxes(1, 2)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 depth = np.exp(turned[2])
                 points[band] = np.stack([turned[0] * depth, turned[1] * depth, depth], axis=-1)
             mask[band] = turned[3] > threshold
-        if taps is not None:
-            taps("points", points.copy())
         recovered = recover(points, mask)
-        if taps is not None:
-            taps("focal", np.array([recovered.focal]))
-            taps("shift", np.array([recovered.shift]))
         points[..., 2] += recovered.shift
         points[~mask] = np.inf
         return DepthEstimate(points, mask, recovered.intrinsics(size))
 
 
-def position_weights(side: int, grid: Size) -> FloatArray:
+def position_weights(side: int, grid: Size) -> FloatArray | None:
     """[patches, side * side] what each stored position counts for the positions of a grid.
 
-    A bicubic interpolation whose scale is that of a grid 0.1 larger, which is DINOv2's.
+    A bicubic interpolation whose scale is that of a grid 0.1 larger, which is DINOv2's. None for
+    the grid of the stored positions, which it would change.
     """
+    if grid == (side, side):
+        return None
     rows, columns = (
         cubic_taps(side, target, (target + _POSITION_OFFSET) / side).matrix(side) for target in grid
     )
-    return np.kron(rows, columns)
+    weights: FloatArray = np.kron(rows, columns)
+    return weights
 
 
 def _scaled(photo: Uint8, size: Size) -> Float32:
@@ -294,7 +299,9 @@ def _scaled(photo: Uint8, size: Size) -> Float32:
 
 
 def _blended(planes: Float32, sources: NDArray[np.intp], weights: Float32) -> Float32:
-    return planes[..., sources[0]] * weights[0] + planes[..., sources[1]] * weights[1]
+    result: Float32 = planes[..., sources[0]] * weights[0]
+    result += planes[..., sources[1]] * weights[1]
+    return result
 
 
 def _view_rows(size: Size, aspect: float) -> FloatArray:

@@ -5,6 +5,8 @@ Source: microsoft/MoGe (`Head` and `ResidualConvBlock` of version 1), evaluation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sam3d_gguf.runtime.ggml.graph import FloatArray, IndexArray
@@ -15,6 +17,8 @@ from sam3d_gguf.runtime.objects.resize import Size, linear_taps
 
 LEVELS = 3
 """How often the resolution doubles."""
+
+CORNERS = 4
 
 _KERNEL = 3
 _DOUBLED = 2
@@ -53,13 +57,14 @@ def bilinear_corners(size: Size, target: Size) -> tuple[IndexArray, FloatArray]:
     """The four pixels of `size` that each of `target` lies between, and their weights.
 
     Returns:
-        [4 * pixels] rows, corner after corner, and [4, pixels, 1] weights.
+        [CORNERS, pixels] rows and [CORNERS, pixels, 1] weights.
     """
     rows, columns = (linear_taps(*sides) for sides in zip(size, target, strict=True))
     count = target[0] * target[1]
-    numbers = rows.sources[:, None, :, None] * size[1] + columns.sources[None, :, None, :]
-    weights = rows.weights[:, None, :, None] * columns.weights[None, :, None, :]
-    return numbers.reshape(-1).astype(np.int32), weights.reshape(4, count, 1)
+    numbers = rows.sources[:, None, :, None] * size[1] + columns.sources[:, None, :]
+    weights = rows.weights[:, None, :, None] * columns.weights[:, None, :]
+    rows_of = numbers.reshape(CORNERS, count).astype(np.int32)
+    return rows_of, weights.reshape(CORNERS, count, 1)
 
 
 def upsample(network: Network, x: Tensor, around: Tensor, module: str) -> Tensor:
@@ -104,14 +109,18 @@ def convolve(network: Network, x: Tensor, around: Tensor, module: str) -> Tensor
     return gathered_products(network, x, around, _flat(network, f"{module}.weight"), bias)
 
 
-def interpolate(network: Network, x: Tensor, corners: Tensor, weights: Tensor) -> Tensor:
-    """[pixels, C] at another resolution; the arguments are `bilinear_corners`."""
-    count = weights.shape[1]
-    parts: list[Tensor] = []
-    for corner in range(4):
-        rows = network.gather(x, network.narrow(corners, 0, corner * count, count))
-        weight = network.reshape(network.narrow(weights, 0, corner, 1), (count, 1))
-        parts.append(network.multiply(rows, weight))
+def interpolate(
+    network: Network, x: Tensor, corners: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Tensor:
+    """[pixels, C] at another resolution.
+
+    Args:
+        corners, weights: the rows of `bilinear_corners`, the former as index inputs.
+    """
+    parts = [
+        network.multiply(network.gather(x, numbers), weight)
+        for numbers, weight in zip(corners, weights, strict=True)
+    ]
     return network.add(network.add(parts[0], parts[1]), network.add(parts[2], parts[3]))
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sam3d_gguf.runtime.ggml.graph import FloatArray, IndexArray
+from sam3d_gguf.runtime.ggml.graph import GATHER_STEP, FloatArray, IndexArray
 from sam3d_gguf.runtime.ggml.network import Network
 from sam3d_gguf.runtime.ggml.store import Tensor
 from sam3d_gguf.runtime.objects.neural_layers import self_attention
@@ -90,6 +90,7 @@ def gathered_products(
     taps = columns // x.shape[1]
     outputs = numbers.shape[0] // taps
     size = max(_GATHERED // columns, -(-outputs // _MAX_PIECES), 1)
+    size = -(-size // GATHER_STEP) * GATHER_STEP
     pieces: list[Tensor] = []
     for start in range(0, outputs, size):
         count = min(size, outputs - start)

@@ -19,6 +19,7 @@ Box = tuple[int, int, int, int]
 """x1, y1, x2, y2 in pixels; may reach beyond the photo."""
 
 _MINIMUM_SIDE = 2
+_MARK = "Give a mask that marks the object."
 _Margins = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -117,17 +118,30 @@ def with_mask(photo: Uint8, mask: Uint8) -> Uint8:
         mask: [H, W], 0 to 255.
 
     Raises:
-        InputError: another size, or a mask that marks nothing or everything.
+        InputError: as `check_mask`.
+    """
+    check_mask(photo, mask)
+    return np.concatenate([photo, mask[..., None]], axis=2)
+
+
+def check_mask(photo: Uint8, mask: Uint8, where: str = "") -> None:
+    """Refuse a mask that can't be a photo's object.
+
+    Args:
+        where: the mask's file, for messages.
+
+    Raises:
+        InputError: another size, or a mask that marks nothing, everything or less than 3x3 pixels.
     """
     if mask.shape != photo.shape[:2]:
         raise InputError(
             f"the mask is {mask.shape[1]}x{mask.shape[0]}",
+            where=where,
             expected=f"the photo's {photo.shape[1]}x{photo.shape[0]}",
         )
-    if not mask.any() or mask.all():
-        marked = "everything" if mask.any() else "nothing"
-        raise InputError(f"the mask marks {marked}", action="Give a mask that marks the object.")
-    return np.concatenate([photo, mask[..., None]], axis=2)
+    if mask.all():
+        raise InputError("the mask marks everything", where=where, action=_MARK)
+    mask_box(mask, 1.0, where)
 
 
 def split(rgba: Uint8) -> tuple[Float32, Float32]:
@@ -136,21 +150,25 @@ def split(rgba: Uint8) -> tuple[Float32, Float32]:
     return np.ascontiguousarray(planes[:3]), np.ascontiguousarray(planes[3:])
 
 
-def mask_box(mask: Float32, factor: float) -> Box:
+def mask_box(mask: Float32 | Uint8, factor: float, where: str = "") -> Box:
     """The square around what is not 0 in [H, W], its side times `factor`, in whole pixels.
+
+    Args:
+        where: the mask's file, for messages.
 
     Raises:
         InputError: the mask is empty, or less than 3 pixels wide or high.
     """
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if rows.size == 0:
-        raise InputError("the mask is empty", action="Give a mask that marks the object.")
+        raise InputError("the mask marks nothing", where=where, action=_MARK)
     x1, x2, y1, y2 = (int(i) for i in (columns[0], columns[-1], rows[0], rows[-1]))
     if min(x2 - x1, y2 - y1) < _MINIMUM_SIDE:
         raise InputError(
             f"the mask marks {x2 - x1 + 1}x{y2 - y1 + 1} pixels",
+            where=where,
             expected=f"at least {_MINIMUM_SIDE + 1}x{_MINIMUM_SIDE + 1}",
-            action="Give a mask that marks the object.",
+            action=_MARK,
         )
     half = int(max(x2 - x1, y2 - y1) * factor) // 2
     center_x, center_y = (x1 + x2) / 2, (y1 + y2) / 2

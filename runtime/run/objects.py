@@ -16,6 +16,7 @@ from sam3d_gguf.runtime.geometry.arrays import Uint8
 from sam3d_gguf.runtime.ggml.network import Taps
 from sam3d_gguf.runtime.images import read_object_mask, read_photo
 from sam3d_gguf.runtime.objects.pipeline import ObjectsPipeline, SceneResult
+from sam3d_gguf.runtime.objects.preprocess import check_mask
 from sam3d_gguf.runtime.objects.result import Files, object_files, scene_files, seen_files
 from sam3d_gguf.runtime.objects.stages import ScenePoints
 from sam3d_gguf.runtime.objects.watch import Progress
@@ -95,7 +96,7 @@ def run_job(
     with naming(job.name):
         started = time.perf_counter()
         photo = read_photo(job.image, opaque=True)
-        masks = [read_object_mask(path) for path in job.masks]
+        masks = [_mask(path, photo) for path in job.masks]
         points = None
         if job.pointmap is not None:
             points = ScenePoints(read_pointmap(job.pointmap, photo), None, estimated=False)
@@ -117,6 +118,12 @@ def run_job(
         places.append((output.taps, _taps(job, captured, scene)))
     publish_into(folder, places)
     return [path for path, _ in places]
+
+
+def _mask(path: Path, photo: Uint8) -> Uint8:
+    mask = read_object_mask(path)
+    check_mask(photo, mask, str(path))
+    return mask
 
 
 class _Captured(Taps):

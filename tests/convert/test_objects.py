@@ -240,9 +240,11 @@ def test_the_depth_model_never_counts_as_pinned(objects: Path, tmp_path: Path) -
 
 
 def test_an_older_form_of_the_depth_models_configuration(tmp_path: Path) -> None:
-    """MoGe itself takes `trained_area_range` for numbers of patches of 14 x 14 pixels."""
+    """MoGe itself takes `trained_area_range` for numbers of patches of 14 x 14 pixels, and its
+    first form had a choice of what is always so today: a mask, from a block of its own."""
     config = {k: v for k, v in MOGE_CONFIG.items() if k != "num_tokens_range"}
-    model = moge(tmp_path / "model.pt", {**config, "trained_area_range": [250000, 1000000]})
+    config |= {"trained_area_range": [250000, 1000000], "output_mask": True, "split_head": True}
+    model = moge(tmp_path / "model.pt", config)
     convert_objects(request(tmp_path / "out", parts=("moge",), moge=model))
     found = metadata(tmp_path / "out" / "moge.gguf")
     assert found["sam3d.objects.moge.token_count_minimum"] == 250000 // 196

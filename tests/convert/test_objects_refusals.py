@@ -179,6 +179,8 @@ def test_pipelines(tmp_path: Path, old: str, new: str, words: str) -> None:
         ({"more": 1}, "more"),
         ({"intermediate_layers": [1, 2, 3, 4]}, "intermediate_layers"),
         ({"trained_area_range": ["a", 2]}, "num_tokens_range"),
+        ({"split_head": False}, "split_head"),
+        ({"dim_upsample": [32, 24, 32]}, "2*U1/32"),
     ],
 )
 def test_configurations_of_the_depth_model(

@@ -40,6 +40,7 @@ PHOTOS = {"landscape": (44, 60), "portrait": (70, 33), "small": (9, 13), "large"
 """Height and width; the first one's stages are kept."""
 GRIDS = ((37, 37), (50, 50), (38, 66), (1, 40), (74, 33), (3, 4))
 TAPPED = "landscape"
+NORMS = tuple(f"{norm}.weight" for norm in ("norm", "norm1", "norm2", "layers.0", "layers.3"))
 Tensors = dict[str, torch.Tensor]
 
 
@@ -92,9 +93,7 @@ def random(name: str, like: torch.Tensor) -> torch.Tensor:
     if name in ("image_mean", "image_std"):
         return like
     values = torch.from_numpy(generator(f"tiny-moge {name}").standard_normal(tuple(like.shape)))
-    if name.endswith(("norm1.weight", "norm2.weight", "norm.weight", "layers.0.weight")):
-        values = 1 + 0.2 * values
-    elif name.endswith("layers.3.weight"):
+    if name.endswith(NORMS):
         values = 1 + 0.2 * values
     elif like.ndim > 1 and not name.endswith(("cls_token", "pos_embed", "mask_token")):
         inputs = like.shape[0] if ".0.0.weight" in name and "upsample" in name else like[0].numel()

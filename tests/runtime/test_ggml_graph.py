@@ -14,6 +14,7 @@ from sam3d_gguf.runtime.ggml import graph as graph_module
 from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.graph import (
+    GATHER_STEP,
     MAX_TENSORS,
     Arena,
     FloatArray,
@@ -222,36 +223,52 @@ def test_attention_by_products_in_pieces(arena: Arena, monkeypatch: pytest.Monke
     assert sum(node.operation == "SOFT_MAX" for node in graph.nodes()) == 3
 
 
-def gathering(arena: Arena, rows: int = 5) -> Graph:
-    """Rows 1.. of the indices, gathered from a [5, 3]."""
+def gathering(arena: Arena, rows: int = 5, first: int = GATHER_STEP) -> Graph:
+    """Three of the indices, gathered from a [5, 3]."""
     builder = GraphBuilder(arena, "gathering")
-    x, indices = builder.input("x", (5, 3)), builder.index_input("indices", 4, rows)
-    builder.output("y", builder.gather(x, builder.narrow(indices, 0, 1, 3)))
+    x, indices = builder.input("x", (5, 3)), builder.index_input("indices", GATHER_STEP + 3, rows)
+    builder.output("y", builder.gather(x, builder.narrow(indices, 0, first, 3)))
     return builder.build()
 
 
 def test_rows_are_gathered_by_number(arena: Arena) -> None:
     x, graph = normal(5, 3), gathering(arena)
-    for indices in ([3, 4, 0, 4], [0, 1, 1, 2]):
-        numbers = np.array(indices, np.int32)
+    for indices in ([4, 0, 4], [1, 1, 2]):
+        numbers = np.array([3] * GATHER_STEP + indices, np.int32)
         found = graph.run({"x": x, "indices": numbers})["y"]
-        np.testing.assert_array_equal(found, x[numbers[1:]])
+        np.testing.assert_array_equal(found, x[indices])
 
 
 @pytest.mark.parametrize(
-    ("indices", "message"),
+    ("last", "message"),
     [
-        (np.array([0, 1, 2, 5], np.int32), r"holds 0\.\.5 \(int32\); expected int32 of 0\.\.4"),
-        (np.array([0, -1, 2, 3], np.int32), r"holds -1\.\.3"),
-        (np.array([0, 1, 2, 3], np.float32), "float32"),
+        (np.array([1, 2, 5], np.int32), r"holds 0\.\.5 \(int32\); expected int32 of 0\.\.4"),
+        (np.array([-1, 2, 3], np.int32), r"holds -1\.\.3"),
+        (np.array([1, 2, 3], np.float32), "float32"),
     ],
 )
 def test_wrong_row_numbers_are_refused(
-    arena: Arena, indices: FloatArray | IndexArray, message: str
+    arena: Arena, last: FloatArray | IndexArray, message: str
 ) -> None:
     graph = gathering(arena)
+    indices = np.concatenate([np.zeros(GATHER_STEP, last.dtype), last])
     with pytest.raises(BackendError, match=message):
         graph.run({"x": normal(5, 3), "indices": indices})
+
+
+def test_gathering_where_vulkan_would_end_the_process_is_refused(arena: Arena) -> None:
+    with pytest.raises(BackendError, match="gather from byte 4 does not take"):
+        gathering(arena, first=1)
+
+
+def test_a_part_that_begins_elsewhere_is_copied_before_rows_are_gathered(arena: Arena) -> None:
+    builder = GraphBuilder(arena, "gathering")
+    x, indices = builder.input("x", (5, 3)), builder.index_input("indices", 2, 3)
+    builder.output("y", builder.gather(builder.narrow(x, 0, 1, 3), indices))
+    graph, given = builder.build(), normal(5, 3)
+    found = graph.run({"x": given, "indices": np.array([2, 0], np.int32)})["y"]
+    np.testing.assert_array_equal(found, given[[3, 1]])
+    assert "CONT" in {node.operation for node in graph.nodes()}
 
 
 def test_gathering_from_too_few_rows_is_refused(arena: Arena) -> None:

@@ -1,0 +1,517 @@
+"""`sam3d-run objects` writes files, and refuses with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ball_scene
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from sam3d_gguf.cli.run import app
+from sam3d_gguf.runtime.ggml.errors import CancelledError
+from sam3d_gguf.runtime.ggml.store import WeightStore
+from sam3d_gguf.runtime.images import read_object_mask, read_photo
+from sam3d_gguf.runtime.objects.noise import SeededNoise
+from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline
+from sam3d_gguf.runtime.objects.stages import ScenePoints
+from sam3d_gguf.runtime.run.objects_batch import read_pointmap
+from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
+from sam3d_gguf.schemas.errors import InputError
+from sam3d_gguf.schemas.strict_json import load_file
+
+QUICK = ("--steps-ss", 1, "--steps-slat", 1, "--gaussians", 4)
+FILES = ("gaussians.ply", "mesh.glb", "pose.json", "result.safetensors")
+BESIDE = ("preview.png", "report.json", "timings.json")
+
+
+@pytest.fixture(scope="session")
+def ball(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A photo, two masks and a pointmap."""
+    folder = tmp_path_factory.mktemp("ball")
+    ball_scene.write(folder)
+    return folder
+
+
+@pytest.fixture
+def given(ball: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copytree(ball, tmp_path / "given"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["objects", *(str(argument) for argument in arguments)])
+
+
+def photo(folder: Path) -> list[object]:
+    return ["--image", folder / "photo.png", "--mask", folder / "mask.png"]
+
+
+def with_points(folder: Path) -> list[object]:
+    return [*photo(folder), "--pointmap", folder / "points.npy"]
+
+
+def refused(found: Result, *words: str) -> None:
+    assert found.exit_code == 2, found.output
+    *_, last = found.stderr.strip().splitlines()
+    assert last.startswith("error: ")
+    for word in words:
+        assert word in last
+    assert "Traceback" not in found.stderr
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def tensors(path: Path) -> dict[str, NDArray[Any]]:
+    with TensorFile(path) as file:
+        return {name: file.read(name) for name in file.tensors}
+
+
+def vertices_of(path: Path) -> Any:
+    plyfile: Any = importlib.import_module("plyfile")  # has no types
+    return plyfile.PlyData.read(path)["vertex"]
+
+
+def test_one_object(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    out, taps = tmp_path / "out", tmp_path / "taps.safetensors"
+    arguments = ["--models", runnable, *with_points(ball), *QUICK, "--seed", 7]
+    found = run(*arguments, "--taps", taps, "--out", out)
+    assert found.exit_code == 0, found.stderr
+    assert names(out) == {*FILES, *BESIDE}
+    assert found.stdout.split() == [*(str(out / name) for name in (*FILES, *BESIDE)), str(taps)]
+    lines = found.stderr.splitlines()
+    assert "ss-flow, 1 step" in lines
+    arrays = tensors(out / "result.safetensors")
+    with TensorFile(out / "result.safetensors") as file:
+        assert json.loads(file.metadata["mesh_vertices"])["unit"] == "object side"
+        assert set(arrays) == set(json_fields(file.metadata))
+    report: Any = load_file(out / "report.json", schema="objects-report")
+    (told,) = report["objects"]
+    voxels = len(arrays["coords"])
+    assert told["occupancy"]["voxels"] == voxels
+    assert told["gaussians"] == 4 * voxels == len(arrays["gaussian_positions"])
+    assert told["mesh"] == {
+        "vertices": len(arrays["mesh_vertices"]),
+        "faces": len(arrays["mesh_faces"]),
+    }
+    assert told["mask_pixels"] == int((read_object_mask(ball / "mask.png") > 0).sum())
+    assert report["pointmap"]["source"] == "supplied"
+    assert report["pointmap"]["camera"]["focal_pixels"] == pytest.approx(ball_scene.FOCAL, rel=1e-3)
+    assert report["sampling"] == {
+        "noise": "seed 7",
+        "structure_steps": 1,
+        "latent_steps": 1,
+        "gaussians": 4,
+    }
+    assert {stage["status"] for stage in report["stages"]} == {"numerically verified"}
+    vertex = vertices_of(out / "gaussians.ply")
+    np.testing.assert_array_equal(vertex["x"], arrays["gaussian_positions"][:, 0])
+    logits = tensors(taps)["ss-decoder.logits"]
+    assert int((logits > 0).sum()) == told["occupancy"]["occupied"]
+    assert told["occupancy"]["near_ties"] == int((np.abs(logits) < 1e-3).sum())
+    timings: Any = load_file(out / "timings.json", schema="run-timings")
+    assert {"load", "read", "ss-flow", "slat-flow", "mesh-decoder"} <= set(timings["seconds"])
+    assert timings["device_memory_bytes"]["ss-flow"]["weights"] > 0
+    with Image.open(out / "preview.png") as preview:
+        assert preview.size == (2 * ball_scene.WIDTH, ball_scene.HEIGHT)
+    again = run(*arguments, "--out", tmp_path / "again")
+    assert again.exit_code == 0, again.stderr
+    for name in (*FILES, "preview.png", "report.json"):
+        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    refused(run(*arguments, "--out", out), "exists")
+
+
+def json_fields(metadata: Any) -> list[str]:
+    """The names of the metadata that describe fields."""
+    return [name for name, value in metadata.items() if value.startswith("{")]
+
+
+def test_several_objects_and_their_scene(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    both = [*with_points(ball), "--mask", ball / "mask-2.png"]
+    found = run("--models", runnable, *both, *QUICK, "--out", out, "--json")
+    assert found.exit_code == 0, found.stderr
+    folders = ("object-1", "object-2")
+    own = {f"{folder}/{name}" for folder in folders for name in FILES}
+    assert names(out) == {*own, "gaussians.ply", "mesh.glb", *BESIDE}
+    assert len(json.loads(found.stdout)["files"]) == len(names(out))
+    placed: list[NDArray[Any]] = []
+    for folder in folders:
+        pose: Any = load_file(out / folder / "pose.json", schema="objects-pose")
+        arrays = tensors(out / folder / "result.safetensors")
+        np.testing.assert_array_equal(pose["translation"], arrays["translation"][0])
+        positions = arrays["gaussian_positions"].astype(np.float64)
+        matrix = np.array(pose["matrix"])
+        placed.append(positions @ matrix[:3, :3].T + matrix[:3, 3])
+    vertex = vertices_of(out / "gaussians.ply")
+    together = np.stack([vertex[axis] for axis in "xyz"], axis=-1)
+    np.testing.assert_allclose(together, np.concatenate(placed), atol=1e-4)
+    report: Any = load_file(out / "report.json", schema="objects-report")
+    assert [each["name"] for each in report["objects"]] == list(folders)
+
+
+def test_a_photo_alone(runnable: Path, given: Path, tmp_path: Path) -> None:
+    for name in ("photo.png", "mask.png"):
+        with Image.open(given / name) as image:
+            small = image.resize((64, 48), Image.Resampling.NEAREST)
+        small.save(given / name)
+    out = tmp_path / "out"
+    found = run("--models", runnable, *photo(given), *QUICK, "--out", out)
+    assert found.exit_code == 0, found.stderr
+    report: Any = load_file(out / "report.json", schema="objects-report")
+    assert report["pointmap"]["source"] == "estimated"
+    assert report["pointmap"]["camera"]["median_error_pixels"] is None
+    depth = report["stages"][0]
+    assert depth["name"] == "depth"
+    assert depth["status"] == "structural only"
+    assert depth["reason"]
+
+
+def batch(folder: Path, *images: dict[str, Any]) -> Path:
+    path = folder / "batch.json"
+    path.write_text(json.dumps({"schema_version": 1, "images": images}))
+    return path
+
+
+def test_a_batch(runnable: Path, given: Path, tmp_path: Path) -> None:
+    entry = {"image": "photo.png", "masks": ["mask.png"], "pointmap": "points.npy"}
+    path = batch(
+        given,
+        {"name": "a", **entry},
+        {"name": "b", **entry, "seed": 5, "masks": ["mask-2.png"]},
+        {"name": "c", **entry, "masks": ["empty.png"]},
+    )
+    Image.new("L", (ball_scene.WIDTH, ball_scene.HEIGHT)).save(given / "empty.png")
+    out = tmp_path / "out"
+    found = run("--models", runnable, "--batch", path, *QUICK, "--seed", 9, "--out", out)
+    refused(found, "photo 'c'", "the mask marks nothing")
+    assert names(out) == {f"{name}/{file}" for name in "ab" for file in (*FILES, *BESIDE)}
+    assert [Path(line).name for line in found.stdout.split()][:1] == ["gaussians.ply"]
+    noise = [
+        json.loads((out / name / "report.json").read_bytes())["sampling"]["noise"] for name in "ab"
+    ]
+    assert noise == ["seed 9", "seed 5"]
+    alone = run(
+        "--models", runnable, *with_points(given), *QUICK, "--seed", 9, "--out", given / "o"
+    )
+    assert alone.exit_code == 0, alone.stderr
+    one, two = (path / "result.safetensors" for path in (out / "a", given / "o"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_stored_noise(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    seeded = SeededNoise(42)
+    shapes = {
+        "6drotation_normalized": (1, 1, 6),
+        "scale": (1, 1, 3),
+        "shape": (1, 4096, 8),
+        "translation": (1, 1, 3),
+        "translation_scale": (1, 1, 1),
+    }
+    stored = {f"ss_noise.{name}": noise for name, noise in seeded.structure(shapes).items()}
+    arguments = ["--models", runnable, *with_points(ball), *QUICK]
+    first = run(*arguments, "--out", tmp_path / "seeded")
+    assert first.exit_code == 0, first.stderr
+    wanted = tensors(tmp_path / "seeded" / "result.safetensors")
+    stored["slat_noise"] = seeded.latent((1, len(wanted["coords"]), 8))
+    write_tensors(tmp_path / "noise.safetensors", dict(stored))
+    noise = ["--noise", tmp_path / "noise.safetensors", "--out", tmp_path / "stored"]
+    second = run(*arguments, *noise)
+    assert second.exit_code == 0, second.stderr
+    found = tensors(tmp_path / "stored" / "result.safetensors")
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def png(change: Callable[[Image.Image], Image.Image], name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        with Image.open(folder / name) as image:
+            changed = change(image)
+        changed.save(folder / name)
+
+    return edit
+
+
+def npy(change: Callable[[NDArray[Any]], NDArray[Any]]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        np.save(folder / "points.npy", change(np.load(folder / "points.npy")))
+
+    return edit
+
+
+def transparent(image: Image.Image) -> Image.Image:
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def one_pixel(image: Image.Image) -> Image.Image:
+    marked = Image.new("L", image.size)
+    marked.putpixel((100, 200), 255)
+    return marked
+
+
+def one_nan(points: NDArray[Any]) -> NDArray[Any]:
+    points[5, 7, 1] = np.nan
+    return points
+
+
+def no_point_on_the_object(points: NDArray[Any]) -> NDArray[Any]:
+    points[20:80, 20:80] = np.inf
+    return points
+
+
+def junk(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / name).write_bytes(b"\x93NUMPY\x01\x00\xff\xff")
+
+    return edit
+
+
+BAD_INPUTS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "mask of another size": (
+        png(lambda image: image.resize((100, 100)), "mask.png"),
+        ("the mask is 100x100", "480x360"),
+    ),
+    "empty mask": (
+        png(lambda image: Image.new("L", image.size), "mask.png"),
+        ("the mask marks nothing",),
+    ),
+    "mask of everything": (
+        png(lambda image: Image.new("L", image.size, 255), "mask.png"),
+        ("the mask marks everything",),
+    ),
+    "mask of a pixel": (png(one_pixel, "mask.png"), ("the mask marks 1x1 pixels",)),
+    "mask that is no image": (junk("mask.png"), ("mask.png", "can't be read as an image")),
+    "transparent photo": (
+        png(transparent, "photo.png"),
+        ("photo.png", "the photo has transparent pixels"),
+    ),
+    "pointmap with NaN": (npy(one_nan), ("points.npy", "NaN", "row 5, column 7")),
+    "pointmap without the object": (
+        npy(no_point_on_the_object),
+        ("no finite point where the mask is set",),
+    ),
+    "pointmap without points": (
+        npy(lambda points: np.full_like(points, np.inf)),
+        ("points.npy", "no finite point"),
+    ),
+    "pointmap by planes": (
+        npy(lambda points: np.moveaxis(points, -1, 0)),
+        ("points.npy", "float32 [3, 90, 120]", "[360, 480, 3]"),
+    ),
+    "pointmap of depths": (npy(lambda points: points[..., 2]), ("float32 [90, 120]",)),
+    "pointmap of another shape": (
+        npy(lambda points: points[:, :90]),
+        ("the pointmap is 90x90, the photo 480x360",),
+    ),
+    "pointmap of whole numbers": (npy(lambda points: points.view(np.int32)), ("int32",)),
+    "pointmap of objects": (
+        lambda folder: np.save(folder / "points.npy", np.array([{}]), allow_pickle=True),
+        ("points.npy",),
+    ),
+    "pointmap that is none": (junk("points.npy"), ("points.npy", "header can't be read")),
+    "pointmap cut short": (
+        lambda folder: (folder / "points.npy").write_bytes(
+            (folder / "points.npy").read_bytes()[:-5]
+        ),
+        ("points.npy", "bytes of data"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_inputs(case: str, runnable: Path, given: Path, tmp_path: Path) -> None:
+    edit, words = BAD_INPUTS[case]
+    edit(given)
+    out = tmp_path / "out"
+    refused(run("--models", runnable, *with_points(given), *QUICK, "--out", out), *words)
+    assert not out.exists()
+
+
+def test_a_mask_is_no_jpeg(runnable: Path, given: Path, tmp_path: Path) -> None:
+    with Image.open(given / "mask.png") as mask:
+        mask.save(given / "mask.jpg")
+    arguments = ["--image", given / "photo.png", "--mask", given / "mask.jpg"]
+    points = ["--pointmap", given / "points.npy"]
+    refused(run("--models", runnable, *arguments, *points, "--out", tmp_path / "o"), "PNG")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "added", "words"),
+    [
+        ("--image", [], ("nothing to run",)),
+        ("--mask", [], ("nothing to run",)),
+        ("--out", [], ("no folder",)),
+        ("", ["--seed", -1], ("the seed is -1",)),
+        ("", ["--seed", 2**64], ("the seed is",)),
+        ("", ["--steps-ss", 0], ("number of steps is 0", "1 to 1000")),
+        ("", ["--steps-slat", 1001], ("number of steps is 1001",)),
+        ("", ["--noise", "missing.safetensors"], ("missing.safetensors",)),
+        ("", ["--noise", "missing.safetensors", "--seed", 1], ("one of them",)),
+        ("", ["--batch", "list.json"], ("--batch stands alone",)),
+        ("", ["--mask", "missing.png"], ("missing.png",)),
+        ("", ["--gaussians", 5], ()),
+    ],
+)
+def test_options_that_are_refused(
+    left_out: str, added: list[object], words: tuple[str, ...], runnable: Path, given: Path
+) -> None:
+    options: dict[str, object] = {
+        "--models": runnable,
+        "--image": given / "photo.png",
+        "--mask": given / "mask.png",
+        "--pointmap": given / "points.npy",
+        "--out": given / "out",
+    }
+    options.pop(left_out, None)
+    found = run(*(each for item in options.items() for each in item), *added)
+    assert found.exit_code == 2
+    for word in words:
+        assert word in found.stderr
+    assert not (given / "out").exists()
+
+
+def test_missing_parts(runnable: Path, given: Path) -> None:
+    models = Path(shutil.copytree(runnable, given / "models"))
+    (models / "ss_decoder.gguf").unlink()
+    (models / "slat_generator.gguf").unlink()
+    found = run("--models", models, *with_points(given), "--out", given / "out")
+    refused(found, "there is no slat_generator.gguf, ss_decoder.gguf")
+    (models / "moge.gguf").unlink()
+    refused(run("--models", models, *photo(given), "--out", given / "o"), "moge.gguf")
+    refused(run("--models", given / "none", *with_points(given), "--out", given / "o"), "no folder")
+
+
+def test_parts_of_two_releases(runnable: Path, objects: Path, given: Path) -> None:
+    models = Path(shutil.copytree(runnable, given / "models"))
+    shutil.copy(objects / "slat_decoder_mesh.gguf", models)
+    found = run("--models", models, *with_points(given), "--out", given / "out")
+    refused(found, "the parts are of two releases", "slat_decoder_mesh")
+    shutil.copy(objects / "ss_decoder.gguf", models / "slat_decoder_mesh.gguf")
+    found = run("--models", models, *with_points(given), "--out", given / "out")
+    refused(found, "slat_decoder_mesh.gguf", "the file is objects.ss_decoder")
+
+
+def test_a_mesh_decoder_of_another_grid(objects: Path, ball: Path, tmp_path: Path) -> None:
+    found = run("--models", objects, *with_points(ball), "--out", tmp_path / "out")
+    refused(found, "slat_decoder_mesh.gguf", "its voxel grid has the side 16", "64")
+
+
+def test_an_interrupt_leaves_nothing(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["objects", "--models", runnable, *with_points(ball), "--out", out]
+    command = [str(Path(sys.executable).parent / "sam3d-run"), *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stderr is not None
+        while not run.stderr.readline().startswith("ss-flow"):
+            assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        output, errors = run.communicate(timeout=120)
+    assert run.returncode == 2, errors
+    assert output == ""
+    assert "interrupted; nothing unfinished was left behind" in errors
+    assert not out.exists()
+
+
+class CancelsAt:
+    """Cancels a pipeline at the first step of a stage."""
+
+    def __init__(self, stage: str, pipeline: ObjectsPipeline) -> None:
+        self._wanted, self._pipeline = stage, pipeline
+        self.stages: list[str] = []
+        self.steps = 0
+
+    def stage(self, name: str, steps: int) -> None:
+        self.stages.append(name)
+        assert steps > 0
+
+    def step(self) -> None:
+        if self.stages[-1] == self._wanted:
+            self.steps += 1
+            self._pipeline.cancel()
+
+
+def test_cancelling_ends_at_the_next_step(runnable: Path, ball: Path) -> None:
+    pixels = read_photo(ball / "photo.png")
+    mask = read_object_mask(ball / "mask.png")
+    points = ScenePoints(read_pointmap(ball / "points.npy", pixels), None, estimated=False)
+    options = ObjectsOptions(structure_steps=3, gaussians=4, mesh=False)
+    with ObjectsPipeline.load(runnable, options, threads=1) as pipeline:
+        progress = CancelsAt("ss-flow", pipeline)
+        with pytest.raises(CancelledError, match="'ss-flow'"):
+            pipeline(pixels, [mask], [SeededNoise(0)], points, progress=progress)
+        assert progress.stages == ["preprocess", "embed-ss", "ss-flow"]
+        assert progress.steps == 1
+        with pytest.raises(InputError, match="65 masks"):
+            pipeline(pixels, [mask] * 65, [SeededNoise(0)] * 65, points)
+
+
+def test_one_network_at_a_time(runnable: Path, ball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages free their weights, so that memory is that of the largest."""
+    open_stores: list[int] = []
+    most: list[int] = []
+    opened, closed = WeightStore.__init__, WeightStore.close
+
+    def count_open(self: WeightStore, *arguments: Any, **options: Any) -> None:
+        opened(self, *arguments, **options)
+        open_stores.append(id(self))
+        most.append(len(open_stores))
+
+    def count_close(self: WeightStore) -> None:
+        if id(self) in open_stores:
+            open_stores.remove(id(self))
+        closed(self)
+
+    monkeypatch.setattr(WeightStore, "__init__", count_open)
+    monkeypatch.setattr(WeightStore, "close", count_close)
+    pixels = read_photo(ball / "photo.png")
+    points = ScenePoints(read_pointmap(ball / "points.npy", pixels), None, estimated=False)
+    options = ObjectsOptions(structure_steps=1, latent_steps=1, gaussians=4)
+    for resident, wanted in ((False, 1), (True, 7)):
+        most.clear()
+        with ObjectsPipeline.load(runnable, options, threads=1, resident=resident) as pipeline:
+            mask = read_object_mask(ball / "mask.png")
+            pipeline(pixels, [mask], [SeededNoise(0)], points)
+        assert max(most) == wanted
+        assert not open_stores
+
+
+def test_the_alpha_or_the_brightness_is_the_mask(tmp_path: Path) -> None:
+    dark = np.zeros((4, 5), np.uint8)
+    dark[1, 2] = 1
+    wanted = np.where(dark > 0, 255, 0)
+    colored = np.zeros((4, 5, 4), np.uint8)
+    colored[..., 0], colored[..., 3] = 255, dark
+    opaque = np.full((4, 5, 4), 255, np.uint8)
+    opaque[..., :3] = 0
+    opaque[1, 2, 0] = 9
+    for name, array in {"grey": dark, "alpha": colored, "opaque": opaque}.items():
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+        np.testing.assert_array_equal(read_object_mask(tmp_path / f"{name}.png"), wanted)
+
+
+def test_pointmaps_of_the_photos_shape(tmp_path: Path) -> None:
+    photo = np.zeros((361, 479, 3), np.uint8)
+    for rows, columns in ((361, 479), (180, 239), (181, 240), (722, 958)):
+        points = np.full((rows, columns, 3), np.float16(2))
+        points[0, 0] = np.inf
+        np.save(tmp_path / "p.npy", points)
+        found = read_pointmap(tmp_path / "p.npy", photo)
+        assert found.shape == (3, 361, 479)
+        assert np.isnan(found[:, 0, 0]).all()
+        assert (found[:, -1, -1] == 2).all()
