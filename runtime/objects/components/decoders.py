@@ -24,8 +24,8 @@ from sam3d_gguf.runtime.objects.stages import GAUSSIANS, MESH
 _GEOMETRY_COLUMNS = 6
 """PLY columns of places and normals, before those of looks."""
 _SURFACES = ("decoder_features", "smooth")
-_EXTRACTION = 4 * 1024
-"""Bytes of memory that the extraction takes for a cube at most."""
+_CUBE_BYTES = 1024
+"""Memory that a cube's features and table take."""
 
 
 def _latent_wanted(release: ObjectsRelease, model: ObjectsModel) -> Mapping[str, Wanted]:
@@ -80,7 +80,7 @@ def _mesh_decoder(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> 
     weights, coords = release[MESH], inputs["coords"]
     check_voxels("coords", coords, integer(weights, "resolution"))
     cubes = mesh_coords(coords)
-    check_available(_EXTRACTION * len(cubes), "the features of the mesh's cubes")
+    check_available(_CUBE_BYTES * len(cubes), "the features of the mesh's cubes")
     recorder = Recorder()
     with MeshDecoder(backend, weights) as decoder:
         tables = mesh_tables(coords, decoder.window_size)
@@ -114,7 +114,6 @@ def _extract(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captu
     for case in _SURFACES:
         coords = inputs[f"{case}.coords"]
         check_voxels(f"{case}.coords", coords, settings.grid, ordered=False)
-        check_available(_EXTRACTION * len(coords), "the features of the mesh's cubes")
         mesh = extract_mesh(coords, inputs[f"{case}.feats"], settings)
         found |= _mesh_stages(case, mesh)
     return found

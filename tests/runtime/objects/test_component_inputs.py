@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from objects_components import Component, Tensors, fixture
 
 from sam3d_gguf.extractors.models import MOGE, OBJECTS
+from sam3d_gguf.runtime.ggml import host_memory
 from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.library import load_library
@@ -234,3 +235,28 @@ def test_whatever_is_given_is_refused_in_a_sentence_or_computed(
     else:
         assert all(np.isfinite(array).all() for array in found.values())
         assert [int(each[:3]) for each in found] == list(range(len(found)))
+
+
+def memory_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(host_memory, "available_memory", lambda: size)
+
+
+def test_what_memory_does_not_hold_is_refused(
+    release: ObjectsRelease, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = INPUTS["preprocess"]["moge_points_hwc"]
+    wide = {"rgba": np.ones((3, 4000, 4), np.uint8), "moge_points_hwc": points[:3, :1]}
+    wide["moge_points_hwc"] = np.repeat(wide["moge_points_hwc"], 4000, axis=1)
+    memory_of(monkeypatch, 600 << 20)
+    with pytest.raises(BackendError, match=r"a photo of 4000x3 need 612 MiB and 600 MiB are free"):
+        run_component("preprocess", release, backend, wide)
+    memory_of(monkeypatch, 1 << 20)
+    for name, message in (
+        ("mesh-decoder", "the features of the mesh's cubes need 2 MiB"),
+        ("mesh-extract", "the mesh's cubes need 1 MiB"),
+    ):
+        with pytest.raises(BackendError, match=message):
+            run_component(name, release, backend, INPUTS[name])
+    memory_of(monkeypatch, 2 << 20)
+    with pytest.raises(BackendError, match="the cubes of the mesh's surface need"):
+        run_component("mesh-extract", release, backend, INPUTS["mesh-extract"])
