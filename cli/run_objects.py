@@ -113,7 +113,7 @@ def objects(
                     "a component needs its name and two files",
                     expected="--component NAME --inputs FILE --taps FILE",
                 )
-            job = ComponentJob(
+            alone = ComponentJob(
                 component,
                 inputs,
                 taps,
@@ -123,7 +123,7 @@ def objects(
                 precision_name(precision),
                 expect_device,
             )
-            run_component_job(models, job, verify=verify)
+            run_component_job(models, alone, verify=verify)
             print_written([taps], as_json=as_json)
             return
         if batch is not None and any((image, mask, pointmap, noise, taps)):

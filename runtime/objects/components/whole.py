@@ -17,9 +17,9 @@ from sam3d_gguf.runtime.objects.networks import Networks
 from sam3d_gguf.runtime.objects.noise import LATENT as LATENT_NOISE
 from sam3d_gguf.runtime.objects.noise import STRUCTURE as STRUCTURE_NOISE
 from sam3d_gguf.runtime.objects.noise import StoredNoise
-from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline, ScenePoints, needed
+from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline, needed
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
-from sam3d_gguf.runtime.objects.stages import GAUSSIANS, LATENT, Stages, no_taps
+from sam3d_gguf.runtime.objects.stages import GAUSSIANS, LATENT, ScenePoints, Stages, no_taps
 from sam3d_gguf.runtime.objects.watch import Watch
 
 _OPTIONS = ObjectsOptions(gaussians=4, mesh=False)

@@ -165,7 +165,7 @@ def test_large_numbers_come_out_as_they_do(release: ObjectsRelease, backend: Bac
 
 def test_names_count_the_tensors_and_split_what_is_not_finite() -> None:
     holes = np.array([1, np.nan, -np.inf], np.float32)
-    found = numbered({"a": np.arange(3), "b.call1": holes, "c": np.float32([2])})
+    found = numbered({"a": np.arange(3), "b.call1": holes, "c": np.ones(2, np.float32)})
     assert list(found) == [
         "000.a",
         "001.b.call1.nonfinite_mask",
