@@ -30,11 +30,13 @@ from sam3d_gguf.cli.run_options import (
     run_reporting,
 )
 from sam3d_gguf.cli.terminal import DebugOption, JsonOption, cell, err
+from sam3d_gguf.runtime.objects.components import NAMES
 from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline
 from sam3d_gguf.runtime.objects.sampler import MAX_STEPS
 from sam3d_gguf.runtime.objects.watch import Progress
 from sam3d_gguf.runtime.run.objects import ObjectsOutput, check_jobs, run_job
 from sam3d_gguf.runtime.run.objects_batch import DEFAULT_SEED, ObjectsJob, read_objects_batch
+from sam3d_gguf.runtime.run.objects_component import ComponentJob, run_component_job
 from sam3d_gguf.schemas.errors import InputError
 
 _SPEED_SECONDS = 3600
@@ -79,6 +81,12 @@ def objects(
     batch: Annotated[
         Path | None, typer.Option(readable=False, help="JSON list of photos to run.")
     ] = None,
+    component: Annotated[
+        str | None, typer.Option(help=f"Run one alone: {', '.join(NAMES)}.")
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(readable=False, help="What the component takes, safetensors.")
+    ] = None,
     taps: Annotated[
         Path | None, typer.Option(readable=False, help="Write all intermediates here.")
     ] = None,
@@ -94,6 +102,30 @@ def objects(
 ) -> None:
     """Reconstruct the objects that masks mark in photos: Gaussians, meshes, poses."""
     with run_reporting(debug):
+        if component is not None or inputs is not None:
+            others = (image, mask, pointmap, seed, noise, steps_ss, steps_slat, batch, out)
+            if any(each is not None and each != [] for each in others):
+                raise InputError(
+                    "--component stands alone", expected="--inputs, --taps and no photo or --out"
+                )
+            if component is None or inputs is None or taps is None:
+                raise InputError(
+                    "a component needs its name and two files",
+                    expected="--component NAME --inputs FILE --taps FILE",
+                )
+            alone = ComponentJob(
+                component,
+                inputs,
+                taps,
+                backend_name(backend),
+                device,
+                threads,
+                precision_name(precision),
+                expect_device,
+            )
+            run_component_job(models, alone, verify=verify)
+            print_written([taps], as_json=as_json)
+            return
         if batch is not None and any((image, mask, pointmap, noise, taps)):
             raise InputError("--batch stands alone", expected="no --image, --mask, ... beside it")
         if batch is None and (image is None or not mask):

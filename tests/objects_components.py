@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from objects_parity import fixture, read
+from objects_facts import TINY, TINY_MOGE
 
 from sam3d_gguf.runtime.parity import Rules, compare_arrays, load_rules
+from sam3d_gguf.runtime.tensor_files import TensorFile
 
 Tensors = dict[str, NDArray[Any]]
+
+
+def fixture(name: str) -> Path:
+    """A file of the tiny model, or of the depth model."""
+    return next(folder / name for folder in (TINY, TINY_MOGE) if (folder / name).exists())
+
+
+def read(path: Path) -> Tensors:
+    """All tensors of a file."""
+    with TensorFile(path) as file:
+        return {tensor: file.read(tensor) for tensor in file.tensors}
 
 
 @dataclass(frozen=True)
@@ -26,16 +39,24 @@ class Component:
     def load(cls, name: str) -> Component:
         """The component of that name."""
         return cls(
-            read(f"inputs-{name}"),
-            read(f"expected-{name}"),
+            read(fixture(f"inputs-{name}.safetensors")),
+            read(fixture(f"expected-{name}.safetensors")),
             load_rules(fixture(f"rules-{name}.json")),
         )
 
-    def failures(self, found: Tensors, *, prefix: str = "") -> list[str]:
-        """What is wrong with tensors that should be the expected ones whose name has `prefix`."""
-        wanted = {n: array for n, array in self.expected.items() if n[4:].startswith(prefix)}
+    def failures(self, found: Tensors, *, left_out: str = "$^") -> list[str]:
+        """What is wrong with tensors that should be the expected ones.
+
+        Args:
+            found: by name.
+            left_out: pattern of the expected ones, without their numbers, that are not asked for.
+        """
+        wanted = {
+            name: array for name, array in self.expected.items() if not re.match(left_out, name[4:])
+        }
         assert wanted
-        return self._judge(wanted, found)
+        unknown = [f"{name}: not expected" for name in found if name not in wanted]
+        return unknown + self._judge(wanted, found)
 
     def failures_of(self, found: Tensors) -> list[str]:
         """What is wrong with some of the expected tensors."""
@@ -44,13 +65,3 @@ class Component:
     def _judge(self, wanted: Tensors, found: Tensors) -> list[str]:
         verdicts = compare_arrays(wanted, found, self.rules)
         return [f"{verdict.name}: {verdict.reason}" for verdict in verdicts if not verdict.passed]
-
-
-def finite_parts(name: str, array: NDArray[np.float32]) -> Tensors:
-    """A tensor with numbers that are not finite, as the fixtures store it; `name` has its number."""
-    number, rest = int(name[:3]), name[4:]
-    finite = np.isfinite(array)
-    return {
-        f"{number:03d}.{rest}.nonfinite_mask": (~finite).astype(np.uint8),
-        f"{number + 1:03d}.{rest}.nonfinite_to_0": np.where(finite, array, np.float32(0)),
-    }

@@ -79,6 +79,9 @@ def extract_mesh(coords: Int32, features: Float32, settings: MeshSettings) -> Me
         coords: [N, 4], no cube twice: batch 0, x, y, z below the grid's side.
         features: [N, 101], as decoded.
         settings: of the decoder.
+
+    Raises:
+        BackendError: this machine has too little memory.
     """
     cubes = surface_cubes(coords, features, settings)
     if len(cubes.places) == 0:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sam3d_gguf.runtime.geometry.arrays import Bool, Float32, Int32
+from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.objects.activations import sigmoid
 from sam3d_gguf.runtime.objects.cube_cases import CORNERS
 from sam3d_gguf.runtime.objects.metadata import integer, number
@@ -24,6 +25,9 @@ ATTRIBUTES = 6
 _DEFORM, _WEIGHTS, _COLOR = 8, 32, 53
 """Where the values of a cube begin after its distances [8]: offsets [8, 3], weights [21], attributes
 [8, 6]."""
+
+_CUBE_BYTES, _SURFACE_BYTES = 600, 1600
+"""Memory that a cube takes, and one of the surface, measured with all kinds of features."""
 
 _REACH = 1 - 1e-8
 _OFFSETS = np.array(CORNERS, np.int64)
@@ -84,12 +88,19 @@ def surface_cubes(coords: Int32, features: Float32, settings: MeshSettings) -> S
         coords: [N, 4], no cube twice: batch 0, x, y, z below the grid's side.
         features: [N, 101], as decoded.
         settings: of the decoder.
+
+    Raises:
+        BackendError: this machine has too little memory.
     """
     side = settings.grid + 1
+    check_available(_CUBE_BYTES * len(coords), "the mesh's cubes")
     grid = _CornerMeans(coords[:, 1:].astype(np.int64), side)
     distances = grid.means(features[:, :_DEFORM, None] + np.float32(settings.bias))[:, 0]
     rows = np.flatnonzero(is_crossed(distances[grid.corners]))
-    bare = grid.beside((distances < 0) & (grid.counts < 8))
+    open_corners = (distances < 0) & (grid.counts < 8)
+    most = len(rows) + 8 * int(open_corners.sum())
+    check_available(_SURFACE_BYTES * most, "the cubes of the mesh's surface")
+    bare = grid.beside(open_corners)
     codes = np.concatenate([grid.cubes[rows], bare])
     order = np.argsort(codes)
     codes, rows = codes[order], np.concatenate([rows, np.full(len(bare), -1)])[order]

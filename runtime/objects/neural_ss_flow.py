@@ -31,6 +31,22 @@ _STREAMS = (POSE, SHAPE)
 _VELOCITY = "velocity."
 
 
+def latent_shapes(weights: Weights) -> dict[str, tuple[int, int, int]]:
+    """[1, tokens, channels] of each latent of `ss_generator`, by modality.
+
+    Raises:
+        ContractError: a tensor or a key is missing.
+    """
+    return {
+        name: (
+            1,
+            weights.tensor(f"flow.latent_mapping.{name}.pos_emb").shape[0],
+            weights.tensor(f"flow.latent_mapping.{name}.input_layer.weight").shape[1],
+        )
+        for name in Settings(weights).texts("flow.noise_order")
+    }
+
+
 class SparseStructureFlow(DeviceModel):
     """The velocity of the shape and pose latents on one device.
 
@@ -57,14 +73,7 @@ class SparseStructureFlow(DeviceModel):
         settings = Settings(weights)
         self._settings = FlowSettings.of(weights)
         self._pose = settings.texts("flow.pose_order")
-        self.shapes = {
-            name: (
-                1,
-                weights.tensor(f"flow.latent_mapping.{name}.pos_emb").shape[0],
-                weights.tensor(f"flow.latent_mapping.{name}.input_layer.weight").shape[1],
-            )
-            for name in settings.texts("flow.noise_order")
-        }
+        self.shapes = latent_shapes(weights)
         super().__init__(Parts(flow_store(backend, weights), backend))
         modules = tuple(
             _cross_attention(index, stream)

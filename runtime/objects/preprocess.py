@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
+from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.objects.metadata import integer, number
 from sam3d_gguf.runtime.objects.pointmap import normalized
 from sam3d_gguf.runtime.objects.resize import bilinear, nearest
@@ -19,6 +20,8 @@ Box = tuple[int, int, int, int]
 """x1, y1, x2, y2 in pixels; may reach beyond the photo."""
 
 _MINIMUM_SIDE = 2
+_PIXEL_BYTES, _SQUARE_BYTES = 160, 40
+"""Memory that preprocessing takes for a pixel of the photo, and of the square around it."""
 _MARK = "Give a mask that marks the object."
 _Margins = tuple[tuple[int, int], tuple[int, int]]
 
@@ -145,7 +148,14 @@ def check_mask(photo: Uint8, mask: Uint8, where: str = "") -> None:
 
 
 def split(rgba: Uint8) -> tuple[Float32, Float32]:
-    """[H, W, 4] to the image [3, H, W] and the mask [1, H, W] in 0..1."""
+    """[H, W, 4] to the image [3, H, W] and the mask [1, H, W] in 0..1.
+
+    Raises:
+        BackendError: this machine has too little memory for what is made of them.
+    """
+    height, width = rgba.shape[:2]
+    needed = _PIXEL_BYTES * height * width + _SQUARE_BYTES * max(height, width) ** 2
+    check_available(needed, f"the images of a photo of {width}x{height}")
     planes = np.moveaxis((rgba / 255).astype(np.float32), -1, 0)
     return np.ascontiguousarray(planes[:3]), np.ascontiguousarray(planes[3:])
 

@@ -36,8 +36,9 @@ class ObjectsRelease(Closing):
             ContractError: a file is another model, breaks its contract or its digests, or is of
                 another release than the others.
         """
+        needed = set(models)
         paths: dict[ObjectsModel, Path] = {
-            model: folder / f"{part(model)}.gguf" for model in OBJECTS if model in set(models)
+            model: folder / f"{part(model)}.gguf" for model in OBJECTS if model in needed
         }
         missing = [path.name for path in paths.values() if not path.exists()]
         if missing:

@@ -111,20 +111,24 @@ def sample(velocity: Velocity, noise: Latent, settings: SamplerSettings) -> Iter
     step = float(np.float32(settings.step_size * settings.time_scale))
     for start, end in pairwise(times.tolist()):
         scaled = float(np.float32(start * settings.time_scale))
-        moving = _guided(velocity, latent, scaled, step, settings)
+        moving = guided(velocity, latent, scaled, step, settings)
         latent = {n: _blend(1, array, end - start, moving[n]) for n, array in latent.items()}
         yield latent
 
 
-def _guided(
+def guided(
     velocity: Velocity, latent: Latent, time: float, step: float, settings: SamplerSettings
 ) -> Mapping[str, Float32]:
-    """(1 + strength) times the conditional velocity less strength times the unconditional one."""
+    """The velocity at a scaled time, with guidance where there is any."""
     conditional = velocity(latent, time, step, conditional=True)
     if not settings.guides(time):
         return conditional
     unconditional = velocity(latent, time, step, conditional=False)
-    strength = settings.strength
+    return guidance(conditional, unconditional, settings.strength)
+
+
+def guidance(conditional: Latent, unconditional: Latent, strength: float) -> Mapping[str, Float32]:
+    """(1 + strength) times the conditional velocity less strength times the unconditional one."""
     return {
         name: _blend(1 + strength, array, -strength, unconditional[name])
         for name, array in conditional.items()

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from tiny_release import Release
 
 from sam3d_gguf.runtime.body import BodyModel
+from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
+from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.parity import Rules, load_rules
 from sam3d_gguf.runtime.tensor_files import TensorFile
 
@@ -36,6 +38,13 @@ def model(model_files: tuple[Path, Path]) -> Iterator[BodyModel]:
     """The tiny Body on one CPU thread."""
     with BodyModel.load(model_files[0], mhr=model_files[1], threads=1) as loaded:
         yield loaded
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    """Two CPU threads."""
+    with open_backend(load_library(), "cpu", threads=2) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -7,24 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from objects_capture import mesh_tables
-from objects_parity import Captured, inputs_of
+from objects_components import Component
 
-from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
-from sam3d_gguf.runtime.ggml.library import load_library
+from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.objects import neural_sparse
-from sam3d_gguf.runtime.objects.neural_slat_decoders import (
-    MeshDecoder,
-)
+from sam3d_gguf.runtime.objects.components.captures import Recorder
+from sam3d_gguf.runtime.objects.latent_tables import mesh_tables
+from sam3d_gguf.runtime.objects.neural_slat_decoders import MeshDecoder
 from sam3d_gguf.runtime.objects.neural_ss_decoder import SparseStructureDecoder
 from sam3d_gguf.schemas.errors import InputError
-
-
-@pytest.fixture(name="backend")
-def _backend() -> Iterator[Backend]:
-    with open_backend(load_library(), "cpu", threads=2) as backend:
-        yield backend
 
 
 @pytest.fixture(name="structure")
@@ -39,10 +31,10 @@ def _structure(backend: Backend, objects: Path) -> Iterator[SparseStructureDecod
 def test_convolutions_in_pieces_equal_those_at_once(
     structure: SparseStructureDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    latent = inputs_of("ss-decoder")["shape_latent"]
+    latent = Component.load("ss-decoder").inputs["shape_latent"]
     at_once = structure.logits(latent)
     monkeypatch.setattr(neural_sparse, "_GATHERED", 27 * 8 * 10_000)
-    captured = Captured()  # another graph than the one that is kept
+    captured = Recorder()  # another graph than the one that is kept
     in_pieces = structure.logits(latent, taps=captured)
     names = [node.name for graph in structure.graphs() for node in graph.nodes()]
     assert sum("get_rows" in name for name in names) > 2 * len(captured.found)
@@ -64,9 +56,9 @@ def _mesh(backend: Backend, objects: Path) -> Iterator[MeshDecoder]:
 
 
 def test_latents_of_other_voxels_are_refused(mesh: MeshDecoder) -> None:
-    given = inputs_of("mesh-decoder")
+    given = Component.load("mesh-decoder").inputs
     coords, feats = given["coords"], given["slat_feats"]
-    tables = mesh_tables(coords)
+    tables = mesh_tables(coords, mesh.window_size)
     with pytest.raises(InputError, match="the latents have the shape"):
         mesh.features(feats[:, :4], coords, tables)
     with pytest.raises(InputError, match="the tables have the shapes"):
@@ -74,7 +66,9 @@ def test_latents_of_other_voxels_are_refused(mesh: MeshDecoder) -> None:
 
 
 def test_the_mesh_features_are_those_that_the_extraction_is_given(mesh: MeshDecoder) -> None:
-    given = inputs_of("mesh-decoder")
-    features = mesh.features(given["slat_feats"], given["coords"], mesh_tables(given["coords"]))
-    expected = inputs_of("mesh-extract")["decoder_features.feats"]
+    given = Component.load("mesh-decoder").inputs
+    features = mesh.features(
+        given["slat_feats"], given["coords"], mesh_tables(given["coords"], mesh.window_size)
+    )
+    expected = Component.load("mesh-extract").inputs["decoder_features.feats"]
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-4)

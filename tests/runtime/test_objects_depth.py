@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from objects_components import Component
-from objects_parity import inputs_of
 
 from sam3d_gguf.runtime.geometry.arrays import Uint8
 from sam3d_gguf.runtime.ggml.backend import open_backend
@@ -63,7 +62,7 @@ def test_a_grid_of_the_stored_size_keeps_the_stored_positions() -> None:
 def test_memory_is_bounded_by_bands_that_change_nothing(
     model: DepthModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = inputs_of("depth")["photo.landscape"]
+    given = Component.load("depth").inputs["photo.landscape"]
     whole = model.estimate(given)
     monkeypatch.setattr(neural_depth, "_BAND", 7 * given.shape[1])
     found = model.estimate(given)
@@ -75,7 +74,7 @@ def test_convolutions_in_pieces_equal_the_original_s(
     depth: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neural_sparse, "_GATHERED", 9 * 16 * 100)
-    given = inputs_of("depth")["photo.landscape"]
+    given = Component.load("depth").inputs["photo.landscape"]
     with (
         open_backend(load_library(), "cpu", threads=2) as backend,
         load_weights(depth / "moge.gguf", "objects.moge") as weights,

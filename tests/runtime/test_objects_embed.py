@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from objects_parity import Captured, inputs_of, read
+from objects_components import Component, Tensors
 
 from sam3d_gguf.extractors.models import ObjectsModel, part
-from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
+from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.errors import CancelledError
-from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.objects.components.captures import Recorder
 from sam3d_gguf.runtime.objects.neural_embed import ConditionEmbedder
 from sam3d_gguf.schemas.errors import InputError
-
-
-@pytest.fixture(name="backend")
-def _backend() -> Iterator[Backend]:
-    with open_backend(load_library(), "cpu", threads=2) as backend:
-        yield backend
 
 
 def embedder(backend: Backend, objects: Path, model: ObjectsModel) -> ConditionEmbedder:
@@ -29,20 +22,25 @@ def embedder(backend: Backend, objects: Path, model: ObjectsModel) -> ConditionE
         return ConditionEmbedder(backend, weights)
 
 
+def given_to(network: ConditionEmbedder) -> Tensors:
+    inputs = Component.load("embed-ss").inputs
+    return {name: inputs[name] for name in network.inputs}
+
+
 def test_tokens_without_taps(backend: Backend, objects: Path) -> None:
     with embedder(backend, objects, "objects.ss_generator") as network:
-        given = {name: inputs_of("embed-ss")[name] for name in network.inputs}
+        given = given_to(network)
         tokens = network.tokens(given)
-    np.testing.assert_allclose(tokens, read("expected-embed-ss")["022.tokens"], atol=1e-5)
+    np.testing.assert_allclose(tokens, Component.load("embed-ss").expected["022.tokens"], atol=1e-5)
 
 
 def test_points_that_are_not_finite_take_the_token_for_them(
     backend: Backend, objects: Path
 ) -> None:
     with embedder(backend, objects, "objects.ss_generator") as network:
-        given = {name: inputs_of("embed-ss")[name].copy() for name in network.inputs}
+        given = given_to(network)
         given["pointmap"][:, :, :14] = np.inf
-        captured = Captured()
+        captured = Recorder()
         network.tokens(given, taps=captured)
     points = captured.found["module_list.2"][0].reshape(4, 4, -1)
     assert np.isfinite(points).all()
@@ -63,14 +61,14 @@ def test_wrong_inputs_are_refused(
     backend: Backend, objects: Path, name: str, shape: tuple[int, ...], message: str
 ) -> None:
     with embedder(backend, objects, "objects.ss_generator") as network:
-        given = {each: inputs_of("embed-ss")[each] for each in network.inputs}
+        given = given_to(network)
         with pytest.raises(InputError, match=message):
             network.tokens({**given, name: np.zeros(shape, np.float32)})
 
 
 def test_a_cancelled_run_ends(backend: Backend, objects: Path) -> None:
     with embedder(backend, objects, "objects.ss_generator") as network:
-        given = {name: inputs_of("embed-ss")[name] for name in network.inputs}
+        given = given_to(network)
         network.cancel()
         with pytest.raises(CancelledError, match=r"before module_list\.0"):
             network.tokens(given)

@@ -6,22 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from objects_capture import prefixed
-from objects_parity import inputs_of
-from objects_voxels import flow_tables
+from objects_components import Component
 
-from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
-from sam3d_gguf.runtime.ggml.library import load_library
+from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.loading import load_weights
+from sam3d_gguf.runtime.objects.components.captures import without_prefix
+from sam3d_gguf.runtime.objects.latent_tables import flow_tables
 from sam3d_gguf.runtime.objects.neural_slat_flow import StructuredLatentFlow
 from sam3d_gguf.runtime.objects.neural_ss_flow import SparseStructureFlow
 from sam3d_gguf.schemas.errors import InputError
-
-
-@pytest.fixture(name="backend")
-def _backend() -> Iterator[Backend]:
-    with open_backend(load_library(), "cpu", threads=2) as backend:
-        yield backend
 
 
 @pytest.fixture(name="ss_flow")
@@ -45,8 +38,8 @@ def _slat_flow(backend: Backend, objects: Path) -> Iterator[StructuredLatentFlow
 def test_other_tokens_give_another_velocity_and_the_first_come_back(
     ss_flow: SparseStructureFlow,
 ) -> None:
-    given = inputs_of("ss-flow-forward")
-    latents, tokens = prefixed(given, "latents."), given["cond_tokens"]
+    given = Component.load("ss-flow-forward").inputs
+    latents, tokens = without_prefix("latents", given), given["cond_tokens"]
     found: list[bytes] = []
     for each in (tokens, tokens * 2, tokens[:, :60], tokens):
         ss_flow.prepare(each)
@@ -56,8 +49,8 @@ def test_other_tokens_give_another_velocity_and_the_first_come_back(
 
 
 def test_wrong_latents_and_tokens_are_refused(ss_flow: SparseStructureFlow) -> None:
-    given = inputs_of("ss-flow-forward")
-    latents = prefixed(given, "latents.")
+    given = Component.load("ss-flow-forward").inputs
+    latents = without_prefix("latents", given)
     with pytest.raises(InputError, match="the flow has no condition tokens"):
         ss_flow.velocity(latents, 1.0)
     for tokens in (given["cond_tokens"][0], given["cond_tokens"][:, :, :32]):
@@ -70,7 +63,7 @@ def test_wrong_latents_and_tokens_are_refused(ss_flow: SparseStructureFlow) -> N
 
 
 def test_wrong_latents_of_voxels_are_refused(slat_flow: StructuredLatentFlow) -> None:
-    given = inputs_of("slat-flow-forward")
+    given = Component.load("slat-flow-forward").inputs
     with pytest.raises(InputError, match="the flow has no condition tokens"):
         slat_flow.velocity({"feats": given["x"]}, 1.0)
     slat_flow.prepare(given["cond_tokens"], flow_tables(given["coords"]))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from objects_components import Component
 
@@ -37,28 +36,6 @@ def decoded(objects: Path, count: int, component: Component) -> Gaussians:
         perturbation = weights.array("offset_perturbation")
     raw = component.expected["004.out_layer_raw"]
     return gaussians(component.inputs["coords"], raw, perturbation, settings)
-
-
-@pytest.mark.parametrize("count", [32, 4])
-def test_fields_meanings_and_columns_equal_the_original_s(objects: Path, count: int) -> None:
-    component = Component.load(f"gaussian-decoder-{count}")
-    found = decoded(objects, count, component)
-    columns = np.stack([*found.cloud().columns().values()], axis=1)
-    assert found.settings.count == count
-    tensors = {
-        "005.gaussian._xyz": found.places,
-        "006.gaussian._features_dc": found.features,
-        "007.gaussian._scaling": found.raw_scales,
-        "008.gaussian._rotation": found.raw_rotations,
-        "009.gaussian._opacity": found.raw_opacities,
-        "010.gaussian.get_xyz": found.positions,
-        "011.gaussian.get_scaling": found.scales,
-        "012.gaussian.get_rotation": found.rotations,
-        "013.gaussian.get_opacity": found.opacities,
-        "014.ply.x_y_z_nx_ny_nz": columns[:, :6],
-        "015.ply.f_dc_opacity_scale_rot": columns[:, 6:],
-    }
-    assert component.failures_of(tensors) == []
 
 
 def test_another_reader_finds_the_same_in_the_file(objects: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from objects_components import Component
 
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.objects.sampler import Latent, SamplerSettings, sample
@@ -46,19 +45,6 @@ def test_settings_are_read_from_the_converted_files(objects: Path) -> None:
         assert SamplerSettings.of(weights) == STRUCTURE
     with load_weights(objects / "slat_generator.gguf", "objects.slat_generator") as weights:
         assert SamplerSettings.of(weights) == LATENT
-
-
-def test_times_and_steps_equal_the_original_s() -> None:
-    structure, latent = Component.load("ss-flow-sampler"), Component.load("slat-flow-sampler")
-    distilled = STRUCTURE.with_steps(4).as_distilled()
-    found = {
-        "000.pipeline25.t_seq": STRUCTURE.times().astype(np.float32),
-        "001.pipeline25.d": np.array([STRUCTURE.step_size], np.float32),
-        "127.distilled4.t_seq": distilled.times().astype(np.float32),
-        "128.distilled4.d": np.array([distilled.step_size], np.float32),
-    }
-    assert structure.failures_of(found) == []
-    assert latent.failures_of({"000.t_seq": LATENT.times().astype(np.float32)}) == []
 
 
 def test_guidance_ends_where_the_original_s_does() -> None:

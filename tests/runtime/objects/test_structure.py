@@ -14,7 +14,6 @@ from sam3d_gguf.runtime.objects.structure import (
     occupied,
     shrunk,
     structure,
-    surface,
 )
 from sam3d_gguf.schemas.errors import InputError
 
@@ -24,31 +23,6 @@ OFFICIAL = OccupancySettings(0.0, 1, 42_000, 2)
 @pytest.fixture(scope="module")
 def component() -> Component:
     return Component.load("ss-decoder")
-
-
-def test_coordinates_of_the_decoded_structure_equal_the_original_s(component: Component) -> None:
-    original = component.expected["011.coords_original"]
-    logits = np.full((1, 1, 64, 64, 64), -1, np.float32)
-    logits[:, 0][tuple(original.T)] = 0.5
-    found = structure(logits, OFFICIAL)
-    tensors = {
-        "011.coords_original": found.occupied,
-        "012.coords_pruned": found.surface,
-        "013.coords": found.coords,
-        "014.downsample_factor": np.array([found.scale_factor], np.int32),
-    }
-    assert component.failures_of(tensors) == []
-
-
-def test_a_ball_is_hollowed_and_shrunk_as_in_the_original(component: Component) -> None:
-    ball = component.inputs["ball"]
-    coords, factor = shrunk(ball, int(component.inputs["ball_max_coords"][0]), 2)
-    found = {
-        "015.ball.pruned": surface(ball, 1),
-        "016.ball.downsampled": coords,
-        "017.ball.downsample_factor": np.array([factor], np.int32),
-    }
-    assert component.failures_of(found) == []
 
 
 def test_occupied_voxels_are_those_above_0_in_the_original_s_order(component: Component) -> None:
