@@ -50,7 +50,8 @@ def drawn_size(width: int, height: int) -> tuple[int, int]:
 
 def resized_mask(mask: Uint8, width: int, height: int) -> Bool:
     """[height, width] of a mask [H, W], nearest."""
-    return nearest(mask[None], (height, width))[0] > 0
+    marked: Bool = nearest(mask[None], (height, width))[0] > 0
+    return marked
 
 
 def silhouette(surface: Surface, camera: Camera) -> Bool:

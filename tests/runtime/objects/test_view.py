@@ -116,7 +116,9 @@ def test_a_pointmap_tells_its_camera() -> None:
     assert found.focal == pytest.approx(FOCAL, rel=1e-5)
     assert found.error < 1e-3
     np.testing.assert_allclose(
-        found.intrinsics, [[FOCAL / WIDTH, 0, 0.5], [0, FOCAL / HEIGHT, 0.5], [0, 0, 1]], rtol=1e-5
+        found.intrinsics,
+        np.array([[FOCAL / WIDTH, 0, 0.5], [0, FOCAL / HEIGHT, 0.5], [0, 0, 1]]),
+        rtol=1e-5,
     )
     pixels, _ = found.project(np.moveaxis(points, 0, -1)[300, 100][None])
     np.testing.assert_allclose(pixels, [[100.5, 300.5]], atol=1e-3)
