@@ -58,7 +58,8 @@ step "Check what was written, from the manifest alone" sam3d-verify "$out/object
 balls=$fixtures/two-balls
 step "Run it: a photo, two masks and a pointmap become Gaussians, meshes and poses in one scene" \
     sam3d-run objects --models "$out/objects" --image "$balls/photo.png" --mask "$balls/mask.png" \
-    --mask "$balls/mask-2.png" --pointmap "$balls/points.npy" --out "$out/scene"
+    --mask "$balls/mask-2.png" --pointmap "$balls/points.npy" \
+    --steps-ss 8 --steps-slat 8 --out "$out/scene"
 capture=$fixtures/tiny-objects-a
 step "Run the pipeline once more from recorded inputs and noise" \
     sam3d-run objects --models "$out/objects" --component pipeline \
