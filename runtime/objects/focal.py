@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +57,7 @@ def view_plane(size: Size, aspect: float) -> Float32:
     Args:
         aspect: width over height of the image, which need not be those of the grid of pixels.
     """
-    diagonal = math.hypot(1, aspect)
-    x = _centred(size[1], aspect / diagonal)
-    y = _centred(size[0], 1 / diagonal)
-    return np.stack(np.broadcast_arrays(x[None, :], y[:, None]), axis=-1)
+    return _crossed(*_axes(size, aspect))
 
 
 def recover(points: Float32, mask: NDArray[np.bool_]) -> Recovered:
@@ -79,8 +75,10 @@ def recover(points: Float32, mask: NDArray[np.bool_]) -> Recovered:
     """
     height, width = mask.shape
     inside = nearest(mask, _GRID)
-    pixels = _sampled(view_plane((height, width), width / height), inside)
-    sampled = _sampled(points, inside)
+    x, y = _axes((height, width), width / height)
+    across, down = nearest(x[None], (1, _GRID[1]))[0], nearest(y[None], (1, _GRID[0]))[0]
+    pixels = _crossed(across, down)[inside].astype(np.float64)
+    sampled = nearest(points.transpose(2, 0, 1), _GRID)[:, inside].T.astype(np.float64)
     if len(sampled) < 2:
         return Recovered(np.float32(1), np.float32(0))
     fit = _Fit(sampled[:, :2], sampled[:, 2], pixels)
@@ -96,14 +94,19 @@ def recover(points: Float32, mask: NDArray[np.bool_]) -> Recovered:
     return Recovered(focal, shift)
 
 
+def _axes(size: Size, aspect: float) -> tuple[Float32, Float32]:
+    """The x of every column and the y of every row."""
+    diagonal = math.hypot(1, aspect)
+    return _centred(size[1], aspect / diagonal), _centred(size[0], 1 / diagonal)
+
+
 def _centred(count: int, span: float) -> Float32:
     outer = span * (count - 1) / count
     return np.linspace(-outer, outer, count).astype(np.float32)
 
 
-def _sampled(planes: NDArray[Any], inside: NDArray[np.bool_]) -> Float64:
-    values: Float64 = np.moveaxis(nearest(np.moveaxis(planes, -1, 0), _GRID), 0, -1)[inside]
-    return values.astype(np.float64)
+def _crossed(x: Float32, y: Float32) -> Float32:
+    return np.stack(np.broadcast_arrays(x[None, :], y[:, None]), axis=-1)
 
 
 @dataclass(frozen=True, slots=True)

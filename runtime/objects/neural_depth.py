@@ -19,7 +19,7 @@ from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.objects import neural_depth_head as head
 from sam3d_gguf.runtime.objects.focal import recover, view_plane
-from sam3d_gguf.runtime.objects.neural_layers import vit_block
+from sam3d_gguf.runtime.objects.neural_layers import embed_patches, vit_block
 from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.objects.resize import (
     Size,
@@ -30,7 +30,7 @@ from sam3d_gguf.runtime.objects.resize import (
 )
 from sam3d_gguf.runtime.patches import patchify
 from sam3d_gguf.runtime.weights import Weights
-from sam3d_gguf.schemas.errors import InputError
+from sam3d_gguf.schemas.errors import ContractError, InputError
 
 _HOST = ("image_mean", "image_std")
 _UNREAD = "backbone.mask_token"
@@ -71,13 +71,22 @@ class DepthModel(DeviceModel):
             weights: of `moge`.
 
         Raises:
-            ContractError: a tensor or a key is missing.
+            ContractError: a tensor or a key is missing, or the encoder has too few blocks.
             BackendError: the device has too little memory.
         """
         self._settings = settings = Settings(weights)
         level = settings.integer("resolution_level") / _LEVELS_OF_RESOLUTION
         least, most = (settings.integer(f"token_count_{end}") for end in ("minimum", "maximum"))
         self._tokens = int(least + level * (most - least))
+        blocks, features = (
+            settings.integer(key) for key in ("image_encoder.block_count", "head.feature_count")
+        )
+        if blocks < features:
+            raise ContractError(
+                f"the image encoder has {blocks} blocks",
+                where=str(weights.path),
+                expected=f"at least {features}, whose features are summed",
+            )
         self._patch = settings.integer("image_encoder.patch_size")
         self._mean, self._deviation = (weights.array(name)[0] for name in _HOST)
         names = [name for name in weights.tensors if name not in (*_HOST, _UNREAD)]
@@ -142,12 +151,7 @@ class DepthModel(DeviceModel):
             inputs["positions"] = weights
 
         def build(network: Network) -> None:
-            kernel = network.weight("backbone.patch_embed.proj.weight")
-            x = network.linear(
-                network.tensors["patches"],
-                network.reshape(kernel, (channels, patches.shape[2])),
-                network.weight("backbone.patch_embed.proj.bias"),
-            )
+            x = embed_patches(network, network.tensors["patches"], "backbone")
             network.tap("patch_embed", x)
             stored = network.weight("backbone.pos_embed")
             first = network.add(

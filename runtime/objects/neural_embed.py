@@ -15,7 +15,7 @@ from sam3d_gguf.runtime.ggml.backend import Backend
 from sam3d_gguf.runtime.ggml.graph import FloatArray
 from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
-from sam3d_gguf.runtime.objects.neural_layers import vit_block
+from sam3d_gguf.runtime.objects.neural_layers import embed_patches, vit_block
 from sam3d_gguf.runtime.objects.neural_settings import Settings
 from sam3d_gguf.runtime.patches import patchify
 from sam3d_gguf.runtime.weights import Weights
@@ -81,7 +81,7 @@ class ConditionEmbedder(DeviceModel):
         self, number: int, name: str, image: FloatArray, suffix: str, taps: Taps | None
     ) -> FloatArray:
         settings = self._settings
-        size, channels = settings.integer("image_size"), settings.integer("image_encoder.channels")
+        size = settings.integer("image_size")
         wanted = (1, settings.integer("image_channels") if number == 0 else 1, size, size)
         if image.shape != wanted:
             raise InputError(f"{name} has the shape {image.shape}", expected=str(wanted))
@@ -97,12 +97,7 @@ class ConditionEmbedder(DeviceModel):
         epsilon = settings.real("image_encoder.layer_norm_epsilon")
 
         def build(network: Network) -> None:
-            kernel = network.weight(f"{module}.patch_embed.proj.weight")
-            x = network.linear(
-                network.tensors["patches"],
-                network.reshape(kernel, (channels, patches.shape[2])),
-                network.weight(f"{module}.patch_embed.proj.bias"),
-            )
+            x = embed_patches(network, network.tensors["patches"], module)
             network.tap("patch_embed", x)
             positions = network.weight(f"{module}.pos_embed")
             first = network.add(

@@ -22,6 +22,13 @@ def self_attention(network: Network, qkv: Tensor, heads: int) -> Tensor:
     return attend(network, q, k, v)
 
 
+def embed_patches(network: Network, patches: Tensor, module: str) -> Tensor:
+    """[1, patches, C] of [1, patches, values], by the kernel of a convolution over whole patches."""
+    kernel = network.weight(f"{module}.patch_embed.proj.weight")
+    flat = network.reshape(kernel, (kernel.shape[0], patches.shape[2]))
+    return network.linear(patches, flat, network.weight(f"{module}.patch_embed.proj.bias"))
+
+
 def vit_block(network: Network, x: Tensor, module: str, heads: int, epsilon: float) -> Tensor:
     """A pre-norm transformer block; with layer scale where the checkpoint has one."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +18,43 @@ NEAR_TIE = 1e-3
 """A voxel whose logit is this near the threshold may fall on its other side on another device."""
 
 VERIFIED, STRUCTURAL = "numerically verified", "structural only"
-_COMPONENTS = (
-    ("depth", None),
-    ("preprocess", "preprocess"),
-    ("embed-ss", "embed-ss"),
-    ("ss-flow", "ss-flow-sampler"),
-    ("ss-decoder", "ss-decoder"),
-    ("structure", "ss-decoder"),
-    ("pose", "pose-decoder"),
-    ("embed-slat", "embed-slat"),
-    ("slat-flow", "slat-flow-sampler"),
-    ("gaussian-decoder-32", "gaussian-decoder-32"),
-    ("gaussian-decoder-4", "gaussian-decoder-4"),
-    ("mesh-decoder", "mesh-decoder"),
-    ("mesh-extract", "mesh-extract"),
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a run.
+
+    Attributes:
+        component: whose captures hold what the original computed.
+        within: the stage that it is timed in.
+    """
+
+    component: str
+    within: str
+
+
+def _stage(name: str, component: str = "", within: str = "") -> tuple[str, Stage]:
+    return name, Stage(component or name, within or name)
+
+
+STAGES: Mapping[str, Stage] = dict(
+    (
+        _stage("depth"),
+        _stage("preprocess"),
+        _stage("embed-ss"),
+        _stage("ss-flow", "ss-flow-sampler"),
+        _stage("ss-decoder"),
+        _stage("structure", "ss-decoder"),
+        _stage("pose", "pose-decoder", "structure"),
+        _stage("embed-slat"),
+        _stage("slat-flow", "slat-flow-sampler"),
+        _stage("gaussian-decoder-32"),
+        _stage("gaussian-decoder-4"),
+        _stage("mesh-decoder"),
+        _stage("mesh-extract", within="mesh-decoder"),
+    )
 )
-"""The stages in their order, and the component whose fixture holds what the original computed."""
+"""In their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +168,16 @@ def _object(
 
 
 def _stages(scene: SceneResult) -> list[dict[str, Any]]:
-    """Each stage of the run; verified where tests hold its arithmetic to the original's.
-
-    The pose is decoded, and the mesh extracted, within the stages before them.
-    """
-    within = {"pose": "structure", "mesh-extract": "mesh-decoder"}
-    strict = scene.provenance["precision"] == "strict-f32"
-    found: list[dict[str, Any]] = []
-    for name, component in _COMPONENTS:
-        if within.get(name, name) not in scene.seconds:
-            continue
-        verified = strict and component is not None
-        entry: dict[str, Any] = {
+    """Each stage of the run; verified where tests hold its arithmetic to the original's."""
+    verified = scene.provenance["precision"] == "strict-f32"
+    reason = "what the original computed is compared in strict-f32 precision alone"
+    return [
+        {
             "name": name,
             "status": VERIFIED if verified else STRUCTURAL,
-            "component": component,
+            "component": stage.component,
+            **({} if verified else {"reason": reason}),
         }
-        if not verified:
-            entry["reason"] = (
-                "the official file was never seen; its layout is that of the model's source"
-                if component is None
-                else "what the original computed is compared in strict-f32 precision alone"
-            )
-        found.append(entry)
-    return found
+        for name, stage in STAGES.items()
+        if stage.within in scene.seconds
+    ]

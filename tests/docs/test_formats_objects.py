@@ -38,6 +38,8 @@ from sam3d_gguf.extractors.models import (
 )
 from sam3d_gguf.extractors.products import product_files
 from sam3d_gguf.manifests.sources import load_sources
+from sam3d_gguf.runtime.objects.components import NAMES
+from sam3d_gguf.runtime.objects.report import STAGES
 
 PAGE = read("formats-objects.md")
 
@@ -251,3 +253,12 @@ def test_the_program_of_the_formats_page_gives_the_digests(objects: Path, name: 
     metadata = header(path)
     assert content == f"content {metadata['sam3d.content_sha256'].value}"
     assert semantics == f"semantics {metadata['sam3d.semantics_sha256'].value}"
+
+
+def test_stages() -> None:
+    (table,) = tables(section(PAGE, "Stages"))
+    assert [code(row[0]) for row in table] == list(STAGES)
+    for row, (name, stage) in zip(table, STAGES.items(), strict=True):
+        assert row[2] == ("its own" if name == "depth" else f"`{stage.component}`")
+        assert row[3] == ("yes" if stage.within == name else f"in `{stage.within}`")
+    assert {stage.component for stage in STAGES.values()} - {"depth"} <= set(NAMES)

@@ -52,7 +52,8 @@ def stub_imports() -> None:
     ) -> torch.Tensor:
         zero, one = torch.zeros_like(fx), torch.ones_like(fx)
         rows = (fx, zero, cx.expand_as(fx), zero, fy, cy.expand_as(fx), zero, zero, one)
-        return torch.stack(rows, dim=-1).unflatten(-1, (3, 3))
+        matrix: torch.Tensor = torch.stack(rows, dim=-1).unflatten(-1, (3, 3))
+        return matrix
 
     for name in ("cv2", "huggingface_hub", "utils3d"):
         sys.modules[name] = types.ModuleType(name)
@@ -219,6 +220,7 @@ def fits() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         ("far", (25, 25), 3.0, 1.0, 0.03, 1.0),
         ("near", (25, 60), 0.5, -0.8, 0.02, 0.5),
         ("large", (70, 66), 1.0, 0.2, 0.05, 0.9),
+        ("overstep", (20, 24), 1.0, -0.9, 0.01, 1.0),
         ("chaos", (20, 20), 1.0, 0.0, 3.0, 1.0),
         ("two", (16, 16), 1.0, 0.3, 0.01, 0.0),
         ("none", (8, 8), 1.0, 0.3, 0.0, -1.0),
@@ -229,6 +231,8 @@ def fits() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         y, x = np.mgrid[:height, :width]
         u, v = (2 * x + 1 - width) / diagonal, (2 * y + 1 - height) / diagonal
         z = 2 + 0.5 * np.sin(5 * u + 3 * v) + 0.1 * random_.standard_normal(size)
+        if name == "overstep":  # the first step is too long, so that the next are damped
+            z = 1 + 0.5 * random_.random(size)
         points = np.stack([u * z / focal, v * z / focal, z - shift], axis=-1)
         points += noise * random_.standard_normal(points.shape)
         if name == "chaos":
@@ -288,7 +292,7 @@ def main() -> None:
     model = tiny_model()
     found = computed(model)
     to_float = torch.Tensor.float
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign, assignment]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     try:
         control = computed(tiny_model().double())
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sam3d_gguf.runtime.objects.neural_depth_head import (
     neighbourhoods,
     row_numbers,
 )
-from sam3d_gguf.schemas.errors import InputError
+from sam3d_gguf.schemas.errors import ContractError, InputError
 
 
 @pytest.fixture(name="model", scope="module")
@@ -143,3 +144,13 @@ def test_a_cancelled_run_ends(model: DepthModel) -> None:
     model.cancel()
     with pytest.raises(CancelledError, match="before encoder"):
         model.estimate(photo(8, 8))
+
+
+def test_an_encoder_of_too_few_blocks(depth: Path) -> None:
+    with (
+        open_backend(load_library(), "cpu", threads=2) as backend,
+        load_weights(depth / "moge.gguf", "objects.moge") as weights,
+    ):
+        few = {**weights.metadata, "sam3d.objects.moge.image_encoder.block_count": 3}
+        with pytest.raises(ContractError, match="encoder has 3 blocks"):
+            DepthModel(backend, dataclasses.replace(weights, metadata=few))

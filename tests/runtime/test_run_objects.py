@@ -25,6 +25,7 @@ from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.images import read_object_mask, read_photo
 from sam3d_gguf.runtime.objects.noise import SeededNoise
 from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline
+from sam3d_gguf.runtime.objects.report import STAGES
 from sam3d_gguf.runtime.objects.stages import ScenePoints
 from sam3d_gguf.runtime.run.objects_batch import read_pointmap
 from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
@@ -123,7 +124,10 @@ def test_one_object(runnable: Path, ball: Path, tmp_path: Path) -> None:
     assert int((logits > 0).sum()) == told["occupancy"]["occupied"]
     assert told["occupancy"]["near_ties"] == int((np.abs(logits) < 1e-3).sum())
     timings: Any = load_file(out / "timings.json", schema="run-timings")
-    assert {"load", "read", "ss-flow", "slat-flow", "mesh-decoder"} <= set(timings["seconds"])
+    timed = {stage.within for stage in STAGES.values()}
+    left_out = {"depth", "gaussian-decoder-32"}
+    assert set(timings["seconds"]) == {"load", "read", "export"} | (timed - left_out)
+    assert [stage["name"] for stage in report["stages"]] == [n for n in STAGES if n not in left_out]
     assert timings["device_memory_bytes"]["ss-flow"]["weights"] > 0
     with Image.open(out / "preview.png") as preview:
         assert preview.size == (2 * ball_scene.WIDTH, ball_scene.HEIGHT)
@@ -163,6 +167,16 @@ def test_several_objects_and_their_scene(runnable: Path, ball: Path, tmp_path: P
     assert [each["name"] for each in report["objects"]] == list(folders)
 
 
+def test_fast_precision_is_not_verified(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    arguments = ["--models", runnable, *with_points(ball), *QUICK, "--precision", "fast"]
+    found = run(*arguments, "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.stderr
+    report: Any = load_file(tmp_path / "out" / "report.json", schema="objects-report")
+    for stage in report["stages"]:
+        assert stage["status"] == "structural only"
+        assert "strict-f32" in stage["reason"]
+
+
 def test_a_photo_alone(runnable: Path, given: Path, tmp_path: Path) -> None:
     for name in ("photo.png", "mask.png"):
         with Image.open(given / name) as image:
@@ -176,8 +190,7 @@ def test_a_photo_alone(runnable: Path, given: Path, tmp_path: Path) -> None:
     assert report["pointmap"]["camera"]["median_error_pixels"] is None
     depth = report["stages"][0]
     assert depth["name"] == "depth"
-    assert depth["status"] == "structural only"
-    assert depth["reason"]
+    assert depth["status"] == "numerically verified"
 
 
 def batch(folder: Path, *images: dict[str, Any]) -> Path:

@@ -11,7 +11,7 @@ from objects_components import Component
 from sam3d_gguf.runtime.objects.focal import Recovered, recover, view_plane
 from sam3d_gguf.schemas.errors import InputError
 
-CASES = ("exact", "noisy", "far", "near", "large", "chaos", "two", "none")
+CASES = ("exact", "noisy", "far", "near", "large", "overstep", "chaos", "two", "none")
 
 
 @pytest.mark.parametrize("name", CASES)
