@@ -179,6 +179,9 @@ def scratch(tmp_path: Path) -> Path:
     (tmp_path / "moge").mkdir()
     shutil.copy(objects_facts.TINY_MOGE / "model.pt", tmp_path / "moge")
     ball_scene.write(tmp_path)
+    for kind in ("inputs-ss-decoder.safetensors", "expected-ss-decoder.safetensors"):
+        shutil.copy(objects_facts.TINY / kind, tmp_path)
+    shutil.copy(objects_facts.TINY / "rules-ss-decoder.json", tmp_path)
     Image.open(TINY / "input.png").save(tmp_path / "photo.jpg")
     return tmp_path
 
