@@ -1,7 +1,9 @@
-"""What the Khronos glTF validator says of a file."""
+"""What other programs read in a .glb file: the Khronos glTF validator, and trimesh."""
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import os
 import subprocess
@@ -37,3 +39,9 @@ def complaints(data: bytes) -> list[str]:
         f"{_SEVERITIES[each['severity']]} {each['code']} {each.get('pointer')}: {each['message']}"
         for each in report["issues"]["messages"]
     ]
+
+
+def scene_of(data: bytes) -> Any:
+    """The `trimesh.Scene` of a .glb file, with all vertices as they are stored."""
+    trimesh: Any = importlib.import_module("trimesh")  # has types for some of its arguments
+    return trimesh.load_scene(io.BytesIO(data), "glb", process=False)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import numpy as np
 import pytest
-import trimesh
 from glb_reader import Glb
-from gltf_check import complaints
+from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
 from objects_components import Component
 
@@ -90,7 +86,7 @@ def test_the_validator_finds_what_is_wrong() -> None:
 
 
 def test_another_reader_finds_the_same_surfaces(meshes: list[ColoredMesh]) -> None:
-    loaded: Any = trimesh.load_scene(io.BytesIO(colored_glb(meshes)), "glb", process=False)
+    loaded = scene_of(colored_glb(meshes))
     assert [*loaded.geometry] == [mesh.name for mesh in meshes]
     for mesh, found in zip(meshes, loaded.geometry.values(), strict=True):
         np.testing.assert_array_equal(found.vertices, mesh.vertices)

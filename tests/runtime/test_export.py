@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import trimesh
 from facts import TINY
 from glb_reader import Glb
-from gltf_check import complaints
+from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -89,7 +87,7 @@ def test_the_validator_finds_nothing_but_texture_coordinates_without_a_texture(
 
 
 def test_another_reader_finds_the_same_surface(files: dict[str, bytes], result: BodyResult) -> None:
-    loaded: Any = trimesh.load_scene(io.BytesIO(files["mesh.glb"]), "glb", process=False)
+    loaded = scene_of(files["mesh.glb"])
     split = split_at_seams(result.rig)
     assert [*loaded.geometry] == ["person_0", "person_1"]
     for person, mesh in enumerate(loaded.geometry.values()):

@@ -15,8 +15,7 @@ from typing import Any
 import ball_scene
 import numpy as np
 import pytest
-import trimesh
-from gltf_check import complaints
+from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -90,7 +89,7 @@ def vertices_of(path: Path) -> Any:
 def check_surfaces(path: Path, wanted: dict[str, int]) -> Any:
     """A .glb file has these meshes, with so many triangles, for the validator and for trimesh."""
     assert complaints(path.read_bytes()) == []
-    loaded: Any = trimesh.load_scene(path, process=False)
+    loaded = scene_of(path.read_bytes())
     assert {name: len(mesh.faces) for name, mesh in loaded.geometry.items()} == wanted
     assert np.isfinite(loaded.bounds).all()
     return loaded
