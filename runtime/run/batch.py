@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from sam3d_gguf.runtime.geometry.arrays import Float64
+from sam3d_gguf.runtime.run.naming import refuse_same_names
 from sam3d_gguf.schemas.errors import InputError
 from sam3d_gguf.schemas.strict_json import as_array, as_object, load_file
 
@@ -42,13 +43,7 @@ def read_batch(path: Path) -> list[Photo]:
     """
     document = as_object(load_file(path, schema="run-batch"))
     photos = [_photo(as_object(entry), path.parent) for entry in as_array(document["images"])]
-    seen: set[str] = set()
-    for index, photo in enumerate(photos):
-        if photo.name in seen:
-            raise InputError(
-                f"second photo named {photo.name!r}", where=f"{path}#/images/{index}/name"
-            )
-        seen.add(photo.name)
+    refuse_same_names((photo.name for photo in photos), path)
     return photos
 
 

@@ -1,11 +1,12 @@
-"""Errors about one of many photos name it."""
+"""Names of many photos: each its own, and named in errors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from pathlib import Path
 
-from sam3d_gguf.schemas.errors import Sam3dError
+from sam3d_gguf.schemas.errors import InputError, Sam3dError
 
 
 @contextlib.contextmanager
@@ -20,3 +21,16 @@ def naming(name: str) -> Generator[None]:
         raise type(error)(
             error.what, where=where, expected=error.expected, action=error.action
         ) from error
+
+
+def refuse_same_names(names: Iterable[str], path: Path) -> None:
+    """Refuse a document of photos of which two have one name.
+
+    Raises:
+        InputError: at the second's JSON pointer.
+    """
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            raise InputError(f"second photo named {name!r}", where=f"{path}#/images/{index}/name")
+        seen.add(name)

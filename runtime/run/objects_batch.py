@@ -15,6 +15,7 @@ from sam3d_gguf.runtime.images import MAX_PIXELS
 from sam3d_gguf.runtime.npy import npy_array
 from sam3d_gguf.runtime.objects.noise import Noise, SeededNoise, StoredNoise
 from sam3d_gguf.runtime.objects.pointmap import from_file
+from sam3d_gguf.runtime.run.naming import refuse_same_names
 from sam3d_gguf.schemas.errors import InputError
 from sam3d_gguf.schemas.strict_json import as_array, as_object, load_file
 
@@ -83,13 +84,7 @@ def read_objects_batch(path: Path, seed: int) -> list[ObjectsJob]:
     """
     document = as_object(load_file(path, schema="objects-batch"))
     jobs = [_job(as_object(entry), path.parent, seed) for entry in as_array(document["images"])]
-    seen: set[str] = set()
-    for index, job in enumerate(jobs):
-        if job.name in seen:
-            raise InputError(
-                f"second photo named {job.name!r}", where=f"{path}#/images/{index}/name"
-            )
-        seen.add(job.name)
+    refuse_same_names((job.name for job in jobs), path)
     return jobs
 
 
