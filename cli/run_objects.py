@@ -76,8 +76,8 @@ def objects(
         int | None, typer.Option(help=f"Steps of the latent's flow, 1 to {MAX_STEPS}.")
     ] = None,
     gaussians: Annotated[
-        GaussiansChoice, typer.Option(help="Gaussians of a voxel.")
-    ] = GaussiansChoice.many,
+        GaussiansChoice | None, typer.Option(help="Gaussians of a voxel; 32 if not given.")
+    ] = None,
     batch: Annotated[
         Path | None, typer.Option(readable=False, help="JSON list of photos to run.")
     ] = None,
@@ -103,7 +103,18 @@ def objects(
     """Reconstruct the objects that masks mark in photos: Gaussians, meshes, poses."""
     with run_reporting(debug):
         if component is not None or inputs is not None:
-            others = (image, mask, pointmap, seed, noise, steps_ss, steps_slat, batch, out)
+            others = (
+                image,
+                mask,
+                pointmap,
+                seed,
+                noise,
+                steps_ss,
+                steps_slat,
+                gaussians,
+                batch,
+                out,
+            )
             if any(each is not None and each != [] for each in others):
                 raise InputError(
                     "--component stands alone", expected="--inputs, --taps and no photo or --out"
@@ -142,7 +153,9 @@ def objects(
             jobs = [ObjectsJob("", image, tuple(mask or ()), pointmap, noise, chosen)]
         output = ObjectsOutput(out, taps)
         check_jobs(jobs, output)
-        options = ObjectsOptions(steps_ss, steps_slat, 32 if gaussians == "32" else 4)
+        options = ObjectsOptions(
+            steps_ss, steps_slat, 4 if gaussians is GaussiansChoice.few else 32
+        )
         started = time.perf_counter()
         pipeline = ObjectsPipeline.load(
             models,

@@ -73,6 +73,22 @@ def check_free(paths: Iterable[Path], *, makes_folders: bool = False) -> None:
         _check_place(folder, path)
 
 
+def check_taps_free(taps: Path, places: Iterable[Path]) -> None:
+    """`check_free` for one more file, which may lie beside outputs whose folder will be made.
+
+    Args:
+        places: the other outputs.
+
+    Raises:
+        OutputError: as `check_free`, or it is one of them.
+    """
+    others = [place.parent.resolve() / place.name for place in places]
+    if taps.parent.resolve() / taps.name in others:
+        raise OutputError("two outputs have the same path", where=str(taps))
+    beside = taps.parent.resolve() in {other.parent for other in others}
+    check_free([taps], makes_folders=beside)
+
+
 def _check_place(folder: Path, path: Path) -> None:
     opened = TargetFolder(folder)
     try:

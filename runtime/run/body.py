@@ -15,7 +15,7 @@ from sam3d_gguf.runtime.body.model import BodyModel
 from sam3d_gguf.runtime.geometry.arrays import Uint8
 from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.images import read_mask, read_photo
-from sam3d_gguf.runtime.output import NewFile, check_free, publish_into
+from sam3d_gguf.runtime.output import NewFile, check_free, check_taps_free, publish_into
 from sam3d_gguf.runtime.run.batch import Photo
 from sam3d_gguf.runtime.run.files import (
     BODY_FILES,
@@ -27,7 +27,6 @@ from sam3d_gguf.runtime.run.files import (
 )
 from sam3d_gguf.runtime.run.naming import naming
 from sam3d_gguf.runtime.tensor_files import encode_tensors
-from sam3d_gguf.schemas.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +52,10 @@ def check_photos(photos: Sequence[Photo], options: BodyOptions) -> None:
         OutputError: a file exists already, or a folder cannot be written.
     """
     names = FEATURE_FILES if options.features_only else BODY_FILES
-    places = (options.out / photo.name / name for photo in photos for name in names)
+    places = [options.out / photo.name / name for photo in photos for name in names]
     check_free(places, makes_folders=True)
     if options.taps is not None:
-        folder = options.out / photos[0].name
-        beside = options.taps.parent.resolve() == folder.resolve()
-        if beside and options.taps.name in names:
-            raise OutputError("two outputs have the same path", where=str(options.taps))
-        check_free([options.taps], makes_folders=beside)
+        check_taps_free(options.taps, places)
     for photo in photos:
         for path in (photo.image, *photo.masks):
             with naming(photo.name), open_source(path):

@@ -20,12 +20,11 @@ from sam3d_gguf.runtime.objects.preprocess import check_mask
 from sam3d_gguf.runtime.objects.result import Files, object_files, scene_files, seen_files
 from sam3d_gguf.runtime.objects.stages import ScenePoints
 from sam3d_gguf.runtime.objects.watch import Progress
-from sam3d_gguf.runtime.output import NewFile, check_free, publish_into
+from sam3d_gguf.runtime.output import NewFile, check_free, check_taps_free, publish_into
 from sam3d_gguf.runtime.run.files import Timings, timings_file
 from sam3d_gguf.runtime.run.naming import naming
 from sam3d_gguf.runtime.run.objects_batch import ObjectsJob, read_pointmap
 from sam3d_gguf.runtime.tensor_files import encode_tensors
-from sam3d_gguf.schemas.errors import OutputError
 
 OBJECT_FILES = ("gaussians.ply", "mesh.glb", "pose.json", "result.safetensors")
 SCENE_FILES = ("gaussians.ply", "mesh.glb")
@@ -61,10 +60,7 @@ def check_jobs(jobs: Sequence[ObjectsJob], output: ObjectsOutput) -> None:
     places = [place for job in jobs for place in _places(job, output.folder)]
     check_free(places, makes_folders=True)
     if output.taps is not None:
-        beside = output.taps.parent.resolve() in {place.parent.resolve() for place in places}
-        if beside and output.taps.resolve() in {place.resolve() for place in places}:
-            raise OutputError("two outputs have the same path", where=str(output.taps))
-        check_free([output.taps], makes_folders=beside)
+        check_taps_free(output.taps, places)
     for job in jobs:
         with naming(job.name):
             job.check()

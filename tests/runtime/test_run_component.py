@@ -42,6 +42,7 @@ def test_a_component_s_tensors_pass_the_parity(objects: Path, tmp_path: Path) ->
         (("--component", NAME), "a component needs its name and two files"),
         (("--inputs", "x"), "a component needs its name and two files"),
         ((*given(), "--taps", "new", "--seed", 0), "--component stands alone"),
+        ((*given(), "--taps", "new", "--gaussians", 4), "--component stands alone"),
         ((*given(), "--taps", "new", "--out", "x"), "--component stands alone"),
         ((*given("gaussian-decoder"), "--taps", "new"), "no component 'gaussian-decoder'"),
         ((*given("mesh-decoder"), "--taps", "new"), "coords"),
