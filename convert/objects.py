@@ -269,6 +269,12 @@ def extract_objects(
 
 def _require_acceptable(request: ObjectsRequest, models: list[Model]) -> None:
     """Refuse what can be known to be wrong before anything large is read."""
+    if not request.checkpoint_dir.is_dir():
+        raise InputError(
+            "this is no folder",
+            where=str(request.checkpoint_dir),
+            expected="the folder of the checkpoints, their YAML files and pipeline.yaml",
+        )
     for model in models:
         with open_source(request.checkpoint(model)) as source:
             require_model(model, source)

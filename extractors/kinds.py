@@ -41,7 +41,10 @@ class FileKind(Enum):
         "an HTML page",
         "The download answered with a page, often a login or an error: sign in, then fetch again",
     )
-    JSON = ("a JSON document", "The download may have answered with an error: read it, fetch again")
+    JSON = (
+        "a JSON document",
+        "A manifest is for sam3d-verify; a download may have answered with an error: read it",
+    )
     LFS_POINTER = ("a Git LFS pointer, not the file it points to", "Run git lfs pull")
     NPZ = ("a NumPy .npz archive", _EXPORT)
     NPY = ("a NumPy .npy array", _EXPORT)

@@ -379,3 +379,9 @@ def test_a_part_is_missing_from_the_release(objects: Path, tmp_path: Path) -> No
     done = verify([folder / "manifest.json"])
     problems = all_text(problem for file in done.files for problem in file.problems)
     assert "its companion objects.slat_decoder_gs is not in the release" in problems
+
+
+def test_what_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for folder in (tmp_path / "none", tmp_path / "file"):
+        assert "this is no folder; expected the folder of the checkpoints" in refused(folder)
