@@ -28,6 +28,15 @@ _PRECISION_F32 = 10
 _SCORES = 1 << 25
 """Of attention by products at a time: 128 MiB, which every Vulkan device takes as one tensor."""
 
+_KEYS = 1280
+"""Of attention by the kernel at a time; their scores stay in a core's cache."""
+
+_CONVOLVED = 512
+"""Outputs of a convolution that a thread computes at a time."""
+
+_GROUP = 384
+"""Values of each that it multiplies at once, if a single tap has not more."""
+
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
@@ -546,6 +555,52 @@ class GraphBuilder:
         shape = (indices.shape[0], x.shape[1])
         return self._node("get_rows", shape, self._with_packed_rows(x).address, indices.address)
 
+    def convolve(self, x: Tensor, numbers: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """A convolution of the rows of [rows, C] by one operation; None where products do it.
+
+        Args:
+            numbers: an index input of [outputs * taps] rows; the number `rows` is a row of zeros.
+            weight: [out, taps * C].
+            bias: [out].
+
+        Returns:
+            [outputs, out].
+        """
+        kernels = self._kernels()
+        if kernels is None:
+            return None
+        (rows, channels), (out, columns) = x.shape, weight.shape
+        taps = columns // channels
+        fits = columns == taps * channels and bias.shape == (out,) and numbers.shape[0] % taps == 0
+        fits &= self._limits.get(numbers.address, math.inf) <= rows + 1
+        self._require(fits, "convolve", x, numbers, weight, bias)
+        group = max(
+            n for n in range(1, taps + 1) if taps % n == 0 and (n == 1 or n * channels <= _GROUP)
+        )
+        self._reserve()
+        size = _CONVOLVED * (group * channels + out + 1)
+        scratch = new_tensor(self._backend, self._context, "F32", (self._backend.threads, size))
+        sources = (self._packed(x), numbers, weight, bias, scratch)
+        shape = (numbers.shape[0] // taps, out)
+        return self._custom(kernels.convolve, shape, *sources, setting=group)
+
+    def pad_planes(self, x: Tensor) -> Tensor:
+        """[C, X, Y, Z] to [C, X + 2, Y, Z], with planes of zeros before and after."""
+        shape = (x.shape[0], x.shape[1] + 2, *x.shape[2:])
+        return self._node("pad_ext", shape, x.address, 0, 0, 0, 0, 1, 1, 0, 0)
+
+    def neighbourhoods(self, x: Tensor) -> Tensor:
+        """[C, X + 2, Y, Z] to [X * Y * Z, C * 27]: the 3x3x3 values around each place but those of
+        the first and the last plane; zeros beside the others' borders."""
+        channels, planes, rows, columns = x.shape
+        self._require(planes > 2, "neighbourhoods", x)
+        self._reserve()
+        kernel = new_tensor(self._backend, self._context, "F32", (channels, 3, 3, 3))
+        shape = (planes - 2, rows, columns, channels * 27)
+        settings = (channels, 1, 1, 1, 1, 1, 0, 1, 1, 1, GGML_TYPES["F32"])
+        around = self._node("im2col_3d", shape, kernel.address, x.address, *settings)
+        return self.reshape(around, (math.prod(shape[:3]), shape[3]))
+
     def contiguous(self, x: Tensor) -> Tensor:
         """A row-major copy."""
         return self._node("cont", x.shape, x.address)
@@ -627,9 +682,10 @@ class GraphBuilder:
         if accelerator is not None:
             kernels = accelerator.kernels
             return None if kernels is None else self._blocked_attention(kernels, q, k, v)
-        if device.backend != "cpu" and self._backend.precision != "fast":
-            return None
         batch, heads, tokens, width = q.shape
+        large = batch * heads * tokens * k.shape[2] > _SCORES
+        if device.backend != "cpu" and self._backend.precision != "fast" and not large:
+            return None
         joined = self._node(
             "flash_attn_ext",
             (batch, tokens, heads, width),
@@ -643,7 +699,7 @@ class GraphBuilder:
     def _blocked_attention(self, kernels: Kernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, tokens, width = q.shape
         self._reserve()
-        rows = (self._backend.threads, kernels.block, k.shape[2])
+        rows = (self._backend.threads, kernels.block, min(k.shape[2], _KEYS))
         scores = new_tensor(self._backend, self._context, "F32", rows)
         operands = [self._with_packed_rows(each) for each in (q, k, v)]
         return self._custom(kernels.attention, (batch, tokens, heads, width), *operands, scores)
@@ -655,8 +711,9 @@ class GraphBuilder:
     def _custom(
         self, function: int, shape: tuple[int, ...], *sources: Tensor, setting: int | None = None
     ) -> Tensor:
-        """A new tensor that a function of the kernels computes from float32 sources."""
-        self._require(all(struct_of(each).type == 0 for each in sources), "a kernel", *sources)
+        """A new tensor that a function of the kernels computes from float32 and index sources."""
+        known = (GGML_TYPES["F32"], GGML_TYPES["I32"])
+        self._require(all(struct_of(each).type in known for each in sources), "a kernel", *sources)
         addresses = (ctypes.c_void_p * len(sources))(*(each.address for each in sources))
         described = (GGML_TYPES["F32"], *_sizes(shape), addresses, len(sources))
         return self._node("custom_4d", shape, *described, function, self._backend.threads, setting)

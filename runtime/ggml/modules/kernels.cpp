@@ -58,8 +58,7 @@ INLINE Lanes exponential(Lanes x) {
     return p * (Lanes)(((Bits)shifted + 127) << 23);
 }
 
-// Makes scores e^(score - greatest) and returns their sum.
-INLINE float exponentials(float * scores, int64_t count) {
+INLINE float greatest(const float * scores, int64_t count) {
     const int64_t whole = count / (2 * LANES) * (2 * LANES);
     Lanes high[2] = {Lanes{} - INFINITY, Lanes{} - INFINITY};
     for (int64_t i = 0; i < whole; i += 2 * LANES) {
@@ -68,18 +67,24 @@ INLINE float exponentials(float * scores, int64_t count) {
             high[half] = x > high[half] ? x : high[half];
         }
     }
-    float greatest = -INFINITY;
+    float most = -INFINITY;
     for (int lane = 0; lane < LANES; lane++) {
-        greatest = std::max({greatest, high[0][lane], high[1][lane]});
+        most = std::max({most, high[0][lane], high[1][lane]});
     }
     for (int64_t i = whole; i < count; i++) {
-        greatest = std::max(greatest, scores[i]);
+        most = std::max(most, scores[i]);
     }
+    return most;
+}
+
+// Makes scores e^(score - most) and returns their sum.
+INLINE float exponentials(float * scores, int64_t count, float most) {
+    const int64_t whole = count / (2 * LANES) * (2 * LANES);
     Lanes sums[2] = {};
     for (int64_t i = 0; i < whole; i += 2 * LANES) {
         for (int half = 0; half < 2; half++) {
             Unaligned * place = (Unaligned *)(scores + i + half * LANES);
-            const Lanes value = exponential(*place - greatest);
+            const Lanes value = exponential(*place - most);
             *place = value;
             sums[half] += value;
         }
@@ -90,7 +95,7 @@ INLINE float exponentials(float * scores, int64_t count) {
         sum += both[lane];
     }
     for (int64_t i = whole; i < count; i++) {
-        scores[i] = exponential(Lanes{} + (scores[i] - greatest))[0];
+        scores[i] = exponential(Lanes{} + (scores[i] - most))[0];
         sum += scores[i];
     }
     return sum;
@@ -116,13 +121,15 @@ INLINE float * row_of(const Tensor * tensor, int64_t row) {
 // softmax(q k' / sqrt(width)) v.
 //
 // Sources: q [B, heads, N, width], k and v [B, heads, M, width], each with packed rows, and scratch
-// [threads, BLOCK, M]. Result: [B, N, heads, width], packed.
+// [threads, BLOCK, keys], where `keys` is how many are taken at a time: of more, what was summed is
+// scaled whenever a greater score is found. Result: [B, N, heads, width], packed.
 INLINE void attention(Tensor * result, int thread, int threads, void *) {
     const Tensor * q = result->src[0];
     const Tensor * k = result->src[1];
     const Tensor * v = result->src[2];
     float * scores = at(result->src[3], 0, thread, 0);
     const int64_t width = q->ne[0], queries = q->ne[1], heads = q->ne[2], keys = k->ne[1];
+    const int64_t part = result->src[3]->ne[0];
     const int64_t blocks = (queries + BLOCK - 1) / BLOCK;
     const int64_t items = q->ne[3] * heads * blocks;
     const float factor = 1.0f / std::sqrt((float)width);
@@ -132,15 +139,31 @@ INLINE void attention(Tensor * result, int thread, int threads, void *) {
         const int64_t rows = std::min(BLOCK, queries - start);
         float * out = at(result, head, start, person);
         const int between = stride(result, 2);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)keys, (int)width, factor,
-                    at(q, start, head, person), stride(q, 1), at(k, 0, head, person), stride(k, 1),
-                    0.0f, scores, (int)keys);
-        float sums[BLOCK];
-        for (int64_t row = 0; row < rows; row++) {
-            sums[row] = exponentials(scores + row * keys, keys);
+        float sums[BLOCK], highest[BLOCK];
+        for (int64_t first = 0; first < keys; first += part) {
+            const int64_t count = std::min(part, keys - first);
+            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)count, (int)width, factor,
+                        at(q, start, head, person), stride(q, 1), at(k, first, head, person), stride(k, 1),
+                        0.0f, scores, (int)count);
+            for (int64_t row = 0; row < rows; row++) {
+                float * those = scores + row * count;
+                float most = greatest(those, count);
+                float before = 0;
+                if (first > 0) {
+                    most = most > highest[row] ? most : highest[row];
+                    before = std::exp(highest[row] - most);
+                    for (int64_t i = 0; i < width; i++) {
+                        out[row * between + i] *= before;
+                    }
+                    before *= sums[row];
+                }
+                highest[row] = most;
+                sums[row] = before + exponentials(those, count, most);
+            }
+            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)width, (int)count, 1.0f,
+                        scores, (int)count, at(v, first, head, person), stride(v, 1),
+                        first > 0 ? 1.0f : 0.0f, out, between);
         }
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)width, (int)keys, 1.0f,
-                    scores, (int)keys, at(v, 0, head, person), stride(v, 1), 0.0f, out, between);
         for (int64_t row = 0; row < rows; row++) {
             for (int64_t i = 0; i < width; i++) {
                 out[row * between + i] /= sums[row];
@@ -189,6 +212,66 @@ INLINE void norm(Tensor * result, int thread, int threads, void * parameter) {
         const float factor = 1.0f / std::sqrt(variance + epsilon);
         for (int64_t i = 0; i < count; i++) {
             to[i] = ((from[i] - mean) - rest) * factor * weight[i] + bias[i];
+        }
+    }
+}
+
+// A convolution over rows. Sources: x [rows, channels], a table [outputs, taps] of its row numbers, weight
+// [out, taps * channels], bias [out], and scratch [threads, ...]; the parameter is how many taps are
+// multiplied at once. A number that is no row of x adds nothing: outputs without any of the taps are left
+// out of the product, which is what makes it sparse.
+INLINE void convolve(Tensor * result, int thread, int threads, void * parameter) {
+    const Tensor * x = result->src[0];
+    const int32_t * table = (const int32_t *)result->src[1]->data;
+    const float * weight = (const float *)result->src[2]->data;
+    const float * bias = (const float *)result->src[3]->data;
+    const Tensor * scratch = result->src[4];
+    const int64_t channels = x->ne[0], rows = x->ne[1], out = result->ne[0], outputs = result->ne[1];
+    const int64_t columns = result->src[2]->ne[0], taps = columns / channels;
+    const int64_t group = (int64_t)(uintptr_t)parameter, width = group * channels;
+    const int64_t most = scratch->ne[0] / (width + out + 1);
+    float * gathered = at(scratch, thread, 0, 0);
+    float * sums = gathered + most * width;
+    int32_t * places = (int32_t *)(sums + most * out);
+    const int64_t rounds = (outputs + most * threads - 1) / (most * threads);
+    for (int64_t round = 0; round < rounds; round++) {
+        const int64_t block = thread * rounds + round, blocks = threads * rounds;
+        const int64_t start = outputs * block / blocks;
+        const int64_t count = outputs * (block + 1) / blocks - start;
+        float * to = row_of(result, start);
+        for (int64_t i = 0; i < count; i++) {
+            std::memcpy(to + i * out, bias, out * sizeof(float));
+        }
+        for (int64_t tap = 0; tap < taps; tap += group) {
+            int64_t found = 0;
+            for (int64_t i = 0; i < count; i++) {
+                const int32_t * numbers = table + (start + i) * taps + tap;
+                float * place = gathered + found * width;
+                bool any = false;
+                for (int64_t j = 0; j < group; j++) {
+                    any |= numbers[j] < rows;
+                }
+                for (int64_t j = 0; any && j < group; j++) {
+                    if (numbers[j] < rows) {
+                        std::memcpy(place + j * channels, row_of(x, numbers[j]), channels * sizeof(float));
+                    } else {
+                        std::memset(place + j * channels, 0, channels * sizeof(float));
+                    }
+                }
+                places[found] = (int32_t)i;
+                found += any;
+            }
+            const bool whole = found == count;
+            if (found > 0) {
+                cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)found, (int)out, (int)width, 1.0f,
+                            gathered, (int)width, weight + tap * channels, (int)columns,
+                            whole ? 1.0f : 0.0f, whole ? to : sums, (int)out);
+            }
+            for (int64_t i = 0; !whole && i < found; i++) {
+                for (int64_t j = 0; j < out; j++) {
+                    to[places[i] * out + j] += sums[i * out + j];
+                }
+            }
         }
     }
 }
@@ -258,8 +341,9 @@ const bool AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"
 
 }  // namespace
 
-// GGML calls each from `threads` threads, numbered from 0. All values are float32.
+// GGML calls each from `threads` threads, numbered from 0. All values but a table's are float32.
 EXPORT(attention)
+EXPORT(convolve)
 EXPORT(norm)
 EXPORT(gate)
 EXPORT(rotate)
