@@ -493,8 +493,16 @@ class GraphBuilder:
         """GELU with the error function."""
         return self._node("gelu_erf", x.shape, x.address)
 
-    def gelu_tanh(self, x: Tensor) -> Tensor:
-        """GELU with the hyperbolic tangent; libggml's own reads it from a table in F16."""
+    def gelu_tanh(self, x: Tensor, bias: Tensor) -> Tensor:
+        """GELU with the hyperbolic tangent of x + bias; x must be a product that nothing else reads.
+
+        Libggml's own reads it from a table in F16.
+        """
+        self._require(bias.shape == x.shape[-1:], "gelu_tanh", x, bias)
+        kernels = self._kernels()
+        if kernels is not None:
+            return self._custom_inplace(kernels.gelu, x, bias)
+        x = self.add(x, bias)
         square = self.multiply(x, x)
         factors = (_GELU_SCALE * _GELU_CUBE, _GELU_SCALE)
         inner = self.multiply(x, self._node("scale_bias", x.shape, square.address, *factors))
@@ -514,10 +522,7 @@ class GraphBuilder:
         self._require(fits, "swiglu", gate, x, gate_bias, bias)
         kernels = self._kernels()
         if kernels is not None:
-            sources = (ctypes.c_void_p * 3)(x.address, gate_bias.address, bias.address)
-            threads = self._backend.threads
-            arguments = (sources, len(sources), kernels.gate, threads, None)
-            return self._node("custom_inplace", x.shape, gate.address, *arguments)
+            return self._custom_inplace(kernels.gate, gate, x, gate_bias, bias)
         gate, x = self.add(gate, gate_bias), self.add(x, bias)
         return self._node("swiglu_split", x.shape, gate.address, x.address)
 
@@ -655,12 +660,12 @@ class GraphBuilder:
         """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C].
 
         Args:
-            joined: False keeps to products, which sum up many keys more exactly; for few queries.
+            joined: False sums up many keys more exactly; for few queries.
         """
         batch, heads, tokens, width = q.shape
         fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
         self._require(fits, "attention", q, k, v)
-        attended = self._joined_attention(q, k, v) if joined else None
+        attended = self._joined_attention(q, k, v) if joined else self._exact_attention(q, k, v)
         if attended is None:
             k, v = self._packed(k), self._packed(self.permute(v, (0, 1, 3, 2)))
             size = max(1, _SCORES // (batch * heads * k.shape[2]))
@@ -704,6 +709,19 @@ class GraphBuilder:
         operands = [self._with_packed_rows(each) for each in (q, k, v)]
         return self._custom(kernels.attention, (batch, tokens, heads, width), *operands, scores)
 
+    def _exact_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """[B, N, heads, width] by one operation that sums up in F64; None where products do it."""
+        kernels = self._kernels()
+        if kernels is None:
+            return None
+        batch, heads, tokens, width = q.shape
+        self._reserve()
+        rows = (self._backend.threads, 2 * (k.shape[2] + width))
+        scratch = new_tensor(self._backend, self._context, "F32", rows)
+        operands = [self._with_packed_rows(each) for each in (q, k, v)]
+        shape = (batch, tokens, heads, width)
+        return self._custom(kernels.exact_attention, shape, *operands, scratch)
+
     def _kernels(self) -> Kernels | None:
         accelerator = self._backend.accelerator
         return None if accelerator is None else accelerator.kernels
@@ -717,6 +735,12 @@ class GraphBuilder:
         addresses = (ctypes.c_void_p * len(sources))(*(each.address for each in sources))
         described = (GGML_TYPES["F32"], *_sizes(shape), addresses, len(sources))
         return self._node("custom_4d", shape, *described, function, self._backend.threads, setting)
+
+    def _custom_inplace(self, function: int, x: Tensor, *sources: Tensor) -> Tensor:
+        """x, which a function of the kernels changes."""
+        addresses = (ctypes.c_void_p * len(sources))(*(each.address for each in sources))
+        arguments = (addresses, len(sources), function, self._backend.threads, None)
+        return self._node("custom_inplace", x.shape, x.address, *arguments)
 
     def _with_packed_rows(self, x: Tensor) -> Tensor:
         return x if struct_of(x).nb[0] == _F32_BYTES else self.contiguous(x)

@@ -28,7 +28,7 @@ CORE_LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")
 VULKAN_MODULE = "libggml-vulkan.so"
 BLAS_MODULE = "libggml-blas.so"
 KERNELS_MODULE = "libsam3d-kernels.so"
-KERNELS = ("attention", "convolve", "norm", "gate", "rotate")
+KERNELS = ("attention", "exact_attention", "convolve", "norm", "gate", "gelu", "rotate")
 
 Precision = Literal["strict-f32", "fast"]
 
@@ -65,9 +65,11 @@ class Kernels:
     """
 
     attention: int
+    exact_attention: int
     convolve: int
     norm: int
     gate: int
+    gelu: int
     rotate: int
     block: int
     file: LibraryFile

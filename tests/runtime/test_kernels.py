@@ -232,6 +232,35 @@ def test_gate_of_extreme_values(module: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize("width", [1, 7, 8, 29])
+def test_gelu(module: Path, width: int, threads: int) -> None:
+    x, bias = normal(2, 3, width) * np.float32(3), normal(width, seed=1)
+    x64 = x.astype(np.float64) + bias
+    call(module, "gelu", x, [x, bias], threads)
+    inner = np.sqrt(2 / np.pi) * (x64 + 0.044715 * x64**3)
+    np.testing.assert_allclose(x, x64 / 2 * (1 + np.tanh(inner)), rtol=3e-6, atol=1e-6)
+
+
+def test_gelu_of_extreme_values(module: Path) -> None:
+    x = np.array([-3e38, -1e20, -50, -0.0, 0, 50, 1e20, 3e38, np.nan], np.float32)
+    expected = np.where(x < 0, 0, x)
+    call(module, "gelu", x, [x, np.zeros_like(x)], 1)
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize(("shape", "keys"), [((1, 1, 1, 1), 1), ((2, 3, 5, 7), 9)])
+def test_exact_attention(
+    module: Path, shape: tuple[int, int, int, int], keys: int, threads: int
+) -> None:
+    q, k, v = operands(shape, keys)
+    scratch = np.full((threads, 2 * (keys + shape[3])), np.nan, np.float32)
+    result = np.full((shape[0], shape[2], shape[1], shape[3]), np.nan, np.float32)
+    call(module, "exact_attention", result, [q, k, v, scratch], threads)
+    np.testing.assert_allclose(result, expected(q, k, v), rtol=2e-7, atol=1e-30)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
 @pytest.mark.parametrize("width", [2, 6, 64])
 def test_rotate(module: Path, width: int, threads: int) -> None:
     whole = normal(2, 5, 7, width + 3)

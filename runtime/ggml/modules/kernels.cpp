@@ -172,6 +172,51 @@ INLINE void attention(Tensor * result, int thread, int threads, void *) {
     }
 }
 
+// The same with all sums in F64, for few queries. Scratch is [threads, 2 * (M + width)].
+INLINE void exact_attention(Tensor * result, int thread, int threads, void *) {
+    const Tensor * q = result->src[0];
+    const Tensor * k = result->src[1];
+    const Tensor * v = result->src[2];
+    const int64_t width = q->ne[0], queries = q->ne[1], heads = q->ne[2], keys = k->ne[1];
+    double * scores = (double *)at(result->src[3], thread, 0, 0);
+    double * sums = scores + keys;
+    const int64_t items = q->ne[3] * heads * queries;
+    const double factor = 1.0 / std::sqrt((double)width);
+    for (int64_t item = items * thread / threads; item < items * (thread + 1) / threads; item++) {
+        const int64_t person = item / (heads * queries), head = item / queries % heads;
+        const float * query = at(q, item % queries, head, person);
+        double most = -INFINITY;
+        for (int64_t key = 0; key < keys; key++) {
+            const float * other = at(k, key, head, person);
+            double parts[4] = {};
+            for (int64_t i = 0; i < width / 4 * 4; i += 4) {
+                for (int part = 0; part < 4; part++) {
+                    parts[part] += (double)query[i + part] * other[i + part];
+                }
+            }
+            for (int64_t i = width / 4 * 4; i < width; i++) {
+                parts[0] += (double)query[i] * other[i];
+            }
+            scores[key] = ((parts[0] + parts[1]) + (parts[2] + parts[3])) * factor;
+            most = std::max(most, scores[key]);
+        }
+        std::fill(sums, sums + width, 0.0);
+        double sum = 0;
+        for (int64_t key = 0; key < keys; key++) {
+            const double share = std::exp(scores[key] - most);
+            const float * value = at(v, key, head, person);
+            for (int64_t i = 0; i < width; i++) {
+                sums[i] += share * value[i];
+            }
+            sum += share;
+        }
+        float * out = at(result, head, item % queries, person);
+        for (int64_t i = 0; i < width; i++) {
+            out[i] = (float)(sums[i] / sum);
+        }
+    }
+}
+
 INLINE float sum_of(const float * values, int64_t count, float centre, bool squares) {
     const int64_t whole = count / (4 * LANES) * (4 * LANES);
     Lanes sums[4] = {};
@@ -276,10 +321,14 @@ INLINE void convolve(Tensor * result, int thread, int threads, void * parameter)
     }
 }
 
-INLINE Lanes gated(Lanes gate, Lanes x) {
+// 1 + e^-x.
+INLINE Lanes sigmoid_divisor(Lanes x) {
     const Lanes most = Lanes{} + 88.0f;
-    const Lanes power = -gate > most ? Lanes{} + INFINITY : exponential(-gate);
-    return gate / (1.0f + power) * x;
+    return 1.0f + (-x > most ? Lanes{} + INFINITY : exponential(-x));
+}
+
+INLINE Lanes gated(Lanes gate, Lanes x) {
+    return gate / sigmoid_divisor(gate) * x;
 }
 
 // silu(gate + gate's bias) * (x + x's bias), in place of gate. Sources: gate, x, both biases.
@@ -298,6 +347,26 @@ INLINE void gate(Tensor * result, int thread, int threads, void *) {
         }
         for (int64_t i = whole; i < count; i++) {
             gates[i] = gated(Lanes{} + (gates[i] + gate_bias[i]), Lanes{} + (values[i] + x_bias[i]))[0];
+        }
+    }
+}
+
+INLINE Lanes gelu_of(Lanes x) {
+    return x / sigmoid_divisor(x * (1.59576912f + 0.0713548163f * x * x));
+}
+
+// GELU with the hyperbolic tangent of x + bias, in place of x. Sources: x, bias.
+INLINE void gelu(Tensor * result, int thread, int threads, void *) {
+    const float * bias = (const float *)result->src[1]->data;
+    const int64_t count = result->ne[0], rows = row_count(result), whole = count / LANES * LANES;
+    for (int64_t row = rows * thread / threads; row < rows * (thread + 1) / threads; row++) {
+        float * values = row_of(result, row);
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Unaligned * place = (Unaligned *)(values + i);
+            *place = gelu_of(*place + *(Unaligned *)(bias + i));
+        }
+        for (int64_t i = whole; i < count; i++) {
+            values[i] = gelu_of(Lanes{} + (values[i] + bias[i]))[0];
         }
     }
 }
@@ -344,6 +413,8 @@ const bool AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"
 // GGML calls each from `threads` threads, numbered from 0. All values but a table's are float32.
 EXPORT(attention)
 EXPORT(convolve)
+EXPORT(exact_attention)
+EXPORT(gelu)
 EXPORT(norm)
 EXPORT(gate)
 EXPORT(rotate)
