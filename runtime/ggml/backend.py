@@ -127,6 +127,11 @@ class Backend(Closing):
         self.max_buffer_size = int(library.call("ggml_backend_buft_get_max_size", self.buffer_type))
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether the CPU's operations beside BLAS are there."""
+        return self.accelerator is not None and self.accelerator.kernels is not None
+
+    @property
     def threads(self) -> int:
         """Threads that compute; 1 on a GPU, where the caller's waits."""
         return self._threads

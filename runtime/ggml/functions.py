@@ -113,6 +113,8 @@ FUNCTIONS: Mapping[str, Signature] = {
     "ggml_silu": (_P, (_P, _P)),
     "ggml_swiglu_split": (_P, (_P, _P, _P)),
     "ggml_get_rows": (_P, (_P, _P, _P)),
+    "ggml_pad_ext": (_P, (_P, _P, *[_I] * 8)),
+    "ggml_im2col_3d": (_P, (_P, _P, _P, _L, *[_I] * 10)),
     "ggml_concat": (_P, (_P, _P, _P, _I)),
     "ggml_cont": (_P, (_P, _P)),
     "ggml_permute": (_P, (_P, _P, _I, _I, _I, _I)),

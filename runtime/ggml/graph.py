@@ -33,6 +33,15 @@ _ALIGNMENT = 256
 GATHER_STEP = _ALIGNMENT // 4
 """A part of an index input that is gathered by begins at a multiple of so many."""
 
+_KEYS = 1280
+"""Of attention by the kernel at a time; their scores stay in a core's cache."""
+
+_CONVOLVED = 512
+"""Outputs of a convolution that a thread computes at a time."""
+
+_GROUP = 384
+"""Values of each that it multiplies at once, if a single tap has not more."""
+
 _GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
@@ -489,8 +498,16 @@ class GraphBuilder:
         """GELU with the error function."""
         return self._node("gelu_erf", x.shape, x.address)
 
-    def gelu_tanh(self, x: Tensor) -> Tensor:
-        """GELU with the hyperbolic tangent; libggml's own reads it from a table in F16."""
+    def gelu_tanh(self, x: Tensor, bias: Tensor) -> Tensor:
+        """GELU with the hyperbolic tangent of x + bias; x must be a product that nothing else reads.
+
+        Libggml's own reads it from a table in F16.
+        """
+        self._require(bias.shape == x.shape[-1:], "gelu_tanh", x, bias)
+        kernels = self._kernels()
+        if kernels is not None:
+            return self._custom_inplace(kernels.gelu, x, bias)
+        x = self.add(x, bias)
         square = self.multiply(x, x)
         factors = (_GELU_SCALE * _GELU_CUBE, _GELU_SCALE)
         inner = self.multiply(x, self._node("scale_bias", x.shape, square.address, *factors))
@@ -510,10 +527,7 @@ class GraphBuilder:
         self._require(fits, "swiglu", gate, x, gate_bias, bias)
         kernels = self._kernels()
         if kernels is not None:
-            sources = (ctypes.c_void_p * 3)(x.address, gate_bias.address, bias.address)
-            threads = self._backend.threads
-            arguments = (sources, len(sources), kernels.gate, threads, None)
-            return self._node("custom_inplace", x.shape, gate.address, *arguments)
+            return self._custom_inplace(kernels.gate, gate, x, gate_bias, bias)
         gate, x = self.add(gate, gate_bias), self.add(x, bias)
         return self._node("swiglu_split", x.shape, gate.address, x.address)
 
@@ -558,6 +572,52 @@ class GraphBuilder:
             x = self.contiguous(x)
         shape = (indices.shape[0], x.shape[1])
         return self._node("get_rows", shape, x.address, indices.address)
+
+    def convolve(self, x: Tensor, numbers: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """A convolution of the rows of [rows, C] by one operation; None where products do it.
+
+        Args:
+            numbers: an index input of [outputs * taps] rows; the number `rows` is a row of zeros.
+            weight: [out, taps * C].
+            bias: [out].
+
+        Returns:
+            [outputs, out].
+        """
+        kernels = self._kernels()
+        if kernels is None:
+            return None
+        (rows, channels), (out, columns) = x.shape, weight.shape
+        taps = columns // channels
+        fits = columns == taps * channels and bias.shape == (out,) and numbers.shape[0] % taps == 0
+        fits &= self._limits.get(numbers.address, math.inf) <= rows + 1
+        self._require(fits, "convolve", x, numbers, weight, bias)
+        group = max(
+            n for n in range(1, taps + 1) if taps % n == 0 and (n == 1 or n * channels <= _GROUP)
+        )
+        self._reserve()
+        size = _CONVOLVED * (group * channels + out + 1)
+        scratch = new_tensor(self._backend, self._context, "F32", (self._backend.threads, size))
+        sources = (self._packed(x), numbers, weight, bias, scratch)
+        shape = (numbers.shape[0] // taps, out)
+        return self._custom(kernels.convolve, shape, *sources, setting=group)
+
+    def pad_planes(self, x: Tensor) -> Tensor:
+        """[C, X, Y, Z] to [C, X + 2, Y, Z], with planes of zeros before and after."""
+        shape = (x.shape[0], x.shape[1] + 2, *x.shape[2:])
+        return self._node("pad_ext", shape, x.address, 0, 0, 0, 0, 1, 1, 0, 0)
+
+    def neighbourhoods(self, x: Tensor) -> Tensor:
+        """[C, X + 2, Y, Z] to [X * Y * Z, C * 27]: the 3x3x3 values around each place but those of
+        the first and the last plane; zeros beside the others' borders."""
+        channels, planes, rows, columns = x.shape
+        self._require(planes > 2, "neighbourhoods", x)
+        self._reserve()
+        kernel = new_tensor(self._backend, self._context, "F32", (channels, 3, 3, 3))
+        shape = (planes - 2, rows, columns, channels * 27)
+        settings = (channels, 1, 1, 1, 1, 1, 0, 1, 1, 1, GGML_TYPES["F32"])
+        around = self._node("im2col_3d", shape, kernel.address, x.address, *settings)
+        return self.reshape(around, (math.prod(shape[:3]), shape[3]))
 
     def contiguous(self, x: Tensor) -> Tensor:
         """A row-major copy."""
@@ -613,12 +673,12 @@ class GraphBuilder:
         """softmax(q k' / sqrt(width)) v; q, k, v are [B, heads, N, width], the result [B, N, C].
 
         Args:
-            joined: False keeps to products, which sum up many keys more exactly; for few queries.
+            joined: False sums up many keys more exactly; for few queries.
         """
         batch, heads, tokens, width = q.shape
         fits = k.shape == v.shape and k.shape[:2] == (batch, heads) and k.shape[3] == width
         self._require(fits, "attention", q, k, v)
-        attended = self._joined_attention(q, k, v) if joined else None
+        attended = self._joined_attention(q, k, v) if joined else self._exact_attention(q, k, v)
         if attended is None:
             k, v = self._packed(k), self._packed(self.permute(v, (0, 1, 3, 2)))
             size = max(1, _SCORES // (batch * heads * k.shape[2]))
@@ -640,9 +700,10 @@ class GraphBuilder:
         if accelerator is not None:
             kernels = accelerator.kernels
             return None if kernels is None else self._blocked_attention(kernels, q, k, v)
-        if device.backend != "cpu" and self._backend.precision != "fast":
-            return None
         batch, heads, tokens, width = q.shape
+        large = batch * heads * tokens * k.shape[2] > _SCORES
+        if device.backend != "cpu" and self._backend.precision != "fast" and not large:
+            return None
         joined = self._node(
             "flash_attn_ext",
             (batch, tokens, heads, width),
@@ -656,10 +717,23 @@ class GraphBuilder:
     def _blocked_attention(self, kernels: Kernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, tokens, width = q.shape
         self._reserve()
-        rows = (self._backend.threads, kernels.block, k.shape[2])
+        rows = (self._backend.threads, kernels.block, min(k.shape[2], _KEYS))
         scores = new_tensor(self._backend, self._context, "F32", rows)
         operands = [self._with_packed_rows(each) for each in (q, k, v)]
         return self._custom(kernels.attention, (batch, tokens, heads, width), *operands, scores)
+
+    def _exact_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """[B, N, heads, width] by one operation that sums up in F64; None where products do it."""
+        kernels = self._kernels()
+        if kernels is None:
+            return None
+        batch, heads, tokens, width = q.shape
+        self._reserve()
+        rows = (self._backend.threads, 2 * (k.shape[2] + width))
+        scratch = new_tensor(self._backend, self._context, "F32", rows)
+        operands = [self._with_packed_rows(each) for each in (q, k, v)]
+        shape = (batch, tokens, heads, width)
+        return self._custom(kernels.exact_attention, shape, *operands, scratch)
 
     def _kernels(self) -> Kernels | None:
         accelerator = self._backend.accelerator
@@ -668,11 +742,18 @@ class GraphBuilder:
     def _custom(
         self, function: int, shape: tuple[int, ...], *sources: Tensor, setting: int | None = None
     ) -> Tensor:
-        """A new tensor that a function of the kernels computes from float32 sources."""
-        self._require(all(struct_of(each).type == 0 for each in sources), "a kernel", *sources)
+        """A new tensor that a function of the kernels computes from float32 and index sources."""
+        known = (GGML_TYPES["F32"], GGML_TYPES["I32"])
+        self._require(all(struct_of(each).type in known for each in sources), "a kernel", *sources)
         addresses = (ctypes.c_void_p * len(sources))(*(each.address for each in sources))
         described = (GGML_TYPES["F32"], *_sizes(shape), addresses, len(sources))
         return self._node("custom_4d", shape, *described, function, self._backend.threads, setting)
+
+    def _custom_inplace(self, function: int, x: Tensor, *sources: Tensor) -> Tensor:
+        """x, which a function of the kernels changes."""
+        addresses = (ctypes.c_void_p * len(sources))(*(each.address for each in sources))
+        arguments = (addresses, len(sources), function, self._backend.threads, None)
+        return self._node("custom_inplace", x.shape, x.address, *arguments)
 
     def _with_packed_rows(self, x: Tensor) -> Tensor:
         return x if struct_of(x).nb[0] == _F32_BYTES else self.contiguous(x)

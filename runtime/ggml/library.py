@@ -28,6 +28,7 @@ CORE_LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")
 VULKAN_MODULE = "libggml-vulkan.so"
 BLAS_MODULE = "libggml-blas.so"
 KERNELS_MODULE = "libsam3d-kernels.so"
+KERNELS = ("attention", "exact_attention", "convolve", "norm", "gate", "gelu", "rotate")
 
 Precision = Literal["strict-f32", "fast"]
 
@@ -64,8 +65,11 @@ class Kernels:
     """
 
     attention: int
+    exact_attention: int
+    convolve: int
     norm: int
     gate: int
+    gelu: int
     rotate: int
     block: int
     file: LibraryFile
@@ -232,10 +236,10 @@ def load_kernels(directory: Path) -> Kernels | None:
     handle = _open(path)
     try:
         sources, data, block = (ctypes.c_int64 * 3).in_dll(handle, "sam3d_kernels_layout")
-        attention, norm, gate, rotate = (
-            ctypes.cast(getattr(handle, f"sam3d_{name}"), ctypes.c_void_p).value or 0
-            for name in ("attention", "norm", "gate", "rotate")
-        )
+        functions = {
+            name: ctypes.cast(getattr(handle, f"sam3d_{name}"), ctypes.c_void_p).value or 0
+            for name in KERNELS
+        }
         expected = (TensorStruct.src.offset, TensorStruct.data.offset)
         if (sources, data) != expected or not 1 <= block <= MAX_BLOCK:
             raise ValueError("another layout")
@@ -245,7 +249,7 @@ def load_kernels(directory: Path) -> Kernels | None:
             where=str(path),
             action="Run `just setup-blas` again, or remove the file.",
         ) from error
-    return Kernels(attention, norm, gate, rotate, block, file)
+    return Kernels(**functions, block=block, file=file)
 
 
 def _strict_environment() -> bool:

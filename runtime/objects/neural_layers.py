@@ -46,7 +46,8 @@ def vit_block(network: Network, x: Tensor, module: str, heads: int, epsilon: flo
 
 def feed_forward(network: Network, x: Tensor, module: str) -> Tensor:
     """Two linear layers with a GELU (tanh) between."""
-    hidden = network.gelu_tanh(network.dense(x, f"{module}.mlp.0"))
+    product = network.matmul(x, network.weight(f"{module}.mlp.0.weight"))
+    hidden = network.gelu_tanh(product, network.weight(f"{module}.mlp.0.bias"))
     return network.dense(hidden, f"{module}.mlp.2")
 
 

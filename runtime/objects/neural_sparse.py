@@ -70,6 +70,9 @@ def convolve(network: Network, x: Tensor, neighbours: Tensor, module: str) -> Te
     out, taps, channels = kernel.shape
     flat = network.reshape(kernel, (out, taps * channels))
     bias = network.weight(f"{module}.bias")
+    joined = network.convolve(x, neighbours, flat, bias)
+    if joined is not None:
+        return joined
     return gathered_products(network, with_zeros(network, x), neighbours, flat, bias)
 
 
@@ -97,6 +100,23 @@ def gathered_products(
         part = network.narrow(numbers, 0, start * taps, count * taps)
         rows = network.reshape(network.gather(x, part), (count, columns))
         pieces.append(network.linear(rows, kernel, bias))
+    return network.concat(pieces, axis=0)
+
+
+def convolve_grid(network: Network, x: Tensor, side: int, module: str) -> Tensor:
+    """A 3x3x3 convolution of all places of a grid, [side^3, in], as products of neighbourhoods."""
+    kernel = network.weight(f"{module}.weight")
+    out, taps, channels = kernel.shape
+    flat = network.reshape(network.permute(kernel, (0, 2, 1)), (out, channels * taps))
+    bias = network.weight(f"{module}.bias")
+    turned = network.contiguous(network.permute(x, (1, 0)))
+    grid = network.pad_planes(network.reshape(turned, (channels, side, side, side)))
+    size = max(1, _GATHERED // (taps * channels * side**2))
+    pieces: list[Tensor] = []
+    for start in range(0, side, size):
+        count = min(size, side - start)
+        around = network.neighbourhoods(network.narrow(grid, 1, start, count + 2))
+        pieces.append(network.linear(around, flat, bias))
     return network.concat(pieces, axis=0)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from sam3d_gguf.runtime.ggml.backend import Backend
-from sam3d_gguf.runtime.ggml.graph import FloatArray, IndexArray
+from sam3d_gguf.runtime.ggml.graph import FloatArray, IndexArray, InputArray
 from sam3d_gguf.runtime.ggml.network import DeviceModel, Network, Parts, Taps
 from sam3d_gguf.runtime.ggml.store import Tensor, WeightStore
 from sam3d_gguf.runtime.objects.neural_settings import Settings
-from sam3d_gguf.runtime.objects.neural_sparse import convolve
+from sam3d_gguf.runtime.objects.neural_sparse import convolve, convolve_grid
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.errors import InputError
 
@@ -66,31 +66,42 @@ class SparseStructureDecoder(DeviceModel):
         """The layers at one resolution; rows that already are at the next, or logits."""
         last = stage == len(_STAGES) - 1
 
+        inputs: dict[str, InputArray] = {"x": x}
+        if self._parts.backend.has_kernels:
+            inputs["neighbours"] = grid_neighbours(side)
+
+        def convolved(network: Network, h: Tensor, module: str) -> Tensor:
+            if "neighbours" in network.tensors:
+                return convolve(network, h, network.tensors["neighbours"], module)
+            return convolve_grid(network, h, side, module)
+
+        def residual(network: Network, x: Tensor, module: str) -> Tensor:
+            h = x
+            with network.scope(module):
+                for number in ("1", "2"):
+                    h = network.silu(network.norm(h, f"{module}.norm{number}", self._epsilon))
+                    h = convolved(network, h, f"{module}.conv{number}")
+                return network.add(h, x)
+
         def build(network: Network) -> None:
-            neighbours = network.tensors["neighbours"]
             h = network.tensors["x"]
             if stage == 0:
-                h = network.tap("input_layer", convolve(network, h, neighbours, "input_layer"))
+                h = network.tap("input_layer", convolved(network, h, "input_layer"))
                 for index in (0, 1):
-                    h = self._residual(network, h, neighbours, f"middle_block.{index}")
+                    h = residual(network, h, f"middle_block.{index}")
                 network.tap("middle_block", h)
             for index in blocks:
-                h = self._residual(network, h, neighbours, f"blocks.{index}")
+                h = residual(network, h, f"blocks.{index}")
                 network.tap(f"block{index}", h)
             if last:
                 h = network.silu(network.norm(h, "out_layer.0", self._epsilon))
-                h = convolve(network, h, neighbours, "out_layer.2")
+                h = convolved(network, h, "out_layer.2")
             else:
-                h = convolve(network, h, neighbours, f"blocks.{blocks[1] + 1}.conv")
+                h = convolved(network, h, f"blocks.{blocks[1] + 1}.conv")
             network.output("y", h)
 
-        results = self._parts.run(
-            f"decoder{stage}",
-            {"x": x, "neighbours": grid_neighbours(side)},
-            build,
-            rows={"neighbours": side**3 + 1},
-            taps=taps,
-        )
+        rows = {"neighbours": side**3 + 1} if "neighbours" in inputs else None
+        results = self._parts.run(f"decoder{stage}", inputs, build, rows=rows, taps=taps)
         y = results.pop("y")
         y = y if last else pixel_shuffle(y, side)
         if taps is not None:
@@ -99,14 +110,6 @@ class SparseStructureDecoder(DeviceModel):
             name = "logits" if last else f"block{blocks[1] + 1}"
             taps(name, _channels_first(y, side if last else 2 * side))
         return y
-
-    def _residual(self, network: Network, x: Tensor, neighbours: Tensor, module: str) -> Tensor:
-        h = x
-        with network.scope(module):
-            for number in ("1", "2"):
-                h = network.silu(network.norm(h, f"{module}.norm{number}", self._epsilon))
-                h = convolve(network, h, neighbours, f"{module}.conv{number}")
-            return network.add(h, x)
 
 
 def grid_neighbours(side: int) -> IndexArray:

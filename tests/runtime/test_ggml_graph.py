@@ -75,6 +75,17 @@ def gelu_tanh(x: FloatArray) -> FloatArray:
     return np.array(halves, np.float32).reshape(x.shape)
 
 
+def neighbourhoods(x: FloatArray) -> FloatArray:
+    """[C, X, Y, Z] to [X * Y * Z, C * 27]."""
+    channels, *sides = x.shape
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (1, 1)))
+    rows = [
+        padded[:, i : i + 3, j : j + 3, k : k + 3].reshape(channels * 27)
+        for i, j, k in np.ndindex(*sides)
+    ]
+    return np.array(rows)
+
+
 OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
     "add": ([(2, 3, 5), (5,)], lambda g, t: g.add(t[0], t[1]), lambda a: a[0] + a[1]),
     "multiply": ([(2, 3, 5), (3, 5)], lambda g, t: g.multiply(t[0], t[1]), lambda a: a[0] * a[1]),
@@ -102,7 +113,16 @@ OPERATIONS: dict[str, tuple[Shapes, Build, Reference]] = {
     ),
     "relu": ([(3, 7)], lambda g, t: g.relu(t[0]), lambda a: np.maximum(a[0], 0)),
     "gelu": ([(3, 7)], lambda g, t: g.gelu(t[0]), lambda a: gelu(a[0])),
-    "gelu_tanh": ([(3, 7)], lambda g, t: g.gelu_tanh(t[0]), lambda a: gelu_tanh(a[0])),
+    "gelu_tanh": (
+        [(3, 7), (7,)],
+        lambda g, t: g.gelu_tanh(g.scale(t[0], 1), t[1]),
+        lambda a: gelu_tanh(a[0] + a[1]),
+    ),
+    "neighbourhoods": (
+        [(2, 3, 4, 5)],
+        lambda g, t: g.neighbourhoods(g.narrow(g.pad_planes(t[0]), 1, 1, 4)),
+        lambda a: neighbourhoods(a[0])[20:],
+    ),
     "silu": ([(3, 7)], lambda g, t: g.silu(t[0]), lambda a: a[0] / (1 + np.exp(-a[0]))),
     "increment": ([(3, 7)], lambda g, t: g.increment(t[0]), lambda a: a[0] + np.float32(1)),
     "normalize": (
@@ -213,6 +233,7 @@ def test_an_operation(arena: Arena, name: str) -> None:
 
 
 def test_attention_by_products_in_pieces(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena.backend, "accelerator", None)  # its kernels need no pieces
     monkeypatch.setattr(graph_module, "_SCORES", 2 * 3 * 7 * 2)
     shapes: Shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]
     graph = build(arena, shapes, lambda g, t: g.attention(t[0], t[1], t[2], joined=False))

@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "runtime/ggml/modules/kernels.cpp"
 NAIVE_BLAS = """
 enum { CblasRowMajor, CblasNoTrans, CblasTrans };
 static inline void cblas_sgemm(int, int, int b_order, int m, int n, int k, float alpha,
-                               const float * a, int lda, const float * b, int ldb, float,
+                               const float * a, int lda, const float * b, int ldb, float beta,
                                float * c, int ldc) {
     for (int i = 0; i < m; i++) {
         for (int j = 0; j < n; j++) {
@@ -29,7 +29,7 @@ static inline void cblas_sgemm(int, int, int b_order, int m, int n, int k, float
             for (int l = 0; l < k; l++) {
                 sum += (double)a[i * lda + l] * b[b_order == CblasTrans ? j * ldb + l : l * ldb + j];
             }
-            c[i * ldc + j] = alpha * (float)sum;
+            c[i * ldc + j] = alpha * (float)sum + (beta == 0 ? 0 : beta * c[i * ldc + j]);
         }
     }
 }
@@ -77,9 +77,11 @@ def padded(array: Array) -> Array:
     )
 
 
-def attend(module: Path, q: Array, k: Array, v: Array, threads: int = 1) -> Array:
+def attend(
+    module: Path, q: Array, k: Array, v: Array, threads: int = 1, keys: int | None = None
+) -> Array:
     block = (ctypes.c_int64 * 3).in_dll(ctypes.CDLL(str(module)), "sam3d_kernels_layout")[2]
-    scratch = np.full((threads, block, k.shape[2]), np.nan, np.float32)
+    scratch = np.full((threads, block, keys or k.shape[2]), np.nan, np.float32)
     batch, heads, tokens, width = q.shape
     result = np.full((batch, tokens, heads, width), np.nan, np.float32)
     call(module, "attention", result, [q, k, v, scratch], threads)
@@ -123,6 +125,21 @@ def test_it_agrees_with_numpy_whatever_the_threads(
     found = attend(module, q, k, v, threads)
     np.testing.assert_allclose(found, expected(q, k, v), rtol=2e-6, atol=2e-6)
     np.testing.assert_array_equal(found, attend(module, q, k, v))
+
+
+@pytest.mark.parametrize("keys", [1, 7, 16, 40, 41])
+@pytest.mark.parametrize("scale", [1, 30, 1e30])
+def test_keys_in_parts(module: Path, keys: int, scale: float) -> None:
+    q, k, v = operands((2, 3, 9, 8), 41, scale)
+    found = attend(module, q, k, v, 2, keys)
+    np.testing.assert_allclose(found, expected(q, k, v), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("place", [0, 11, 40])
+def test_a_value_that_is_not_a_number_in_any_part_stays_one(module: Path, place: int) -> None:
+    q, k, v = operands((1, 1, 4, 8), 41)
+    k[0, 0, place, 2] = np.nan
+    assert np.isnan(attend(module, q, k, v, 1, 10)).all()
 
 
 def test_views_are_taken_as_they_are(module: Path) -> None:
@@ -174,6 +191,27 @@ def test_layer_norm(module: Path, shape: tuple[int, ...], threads: int, offset: 
     np.testing.assert_allclose(result, centred / deviation * weight + bias, rtol=3e-6, atol=3e-6)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 64])
+@pytest.mark.parametrize("group", [1, 3, 27])
+@pytest.mark.parametrize(("rows", "outputs"), [(1, 1), (50, 50), (7, 90)])
+@pytest.mark.parametrize("share", [0, 0.4, 1])
+def test_convolve(
+    module: Path, rows: int, outputs: int, share: float, group: int, threads: int
+) -> None:
+    rng = np.random.default_rng(rows + group)
+    channels, out, taps = 5, 6, 27
+    x, weight, bias = normal(rows, channels), normal(out, taps * channels, seed=1), normal(out)
+    table = rng.integers(0, rows, (outputs, taps), np.int32)
+    table[rng.random(table.shape) >= share] = rows
+    scratch = np.full((threads, 20 * (group * channels + out + 1) + 3), np.nan, np.float32)
+    result = np.full((outputs, out), np.nan, np.float32)
+    sources = [x, table.view(np.float32), weight, bias, scratch]
+    call(module, "convolve", result, sources, threads, group)
+    gathered = np.concatenate([x, np.zeros((1, channels), np.float32)]).astype(np.float64)[table]
+    expected = gathered.reshape(outputs, -1) @ weight.T + bias
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 64])
 @pytest.mark.parametrize("width", [1, 7, 8, 29])
 def test_gate(module: Path, width: int, threads: int) -> None:
@@ -191,6 +229,35 @@ def test_gate_of_extreme_values(module: Path) -> None:
     zeros = np.zeros_like(gate)
     call(module, "gate", gate, [gate, np.ones_like(gate), zeros, zeros], 1)
     np.testing.assert_allclose(gate, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize("width", [1, 7, 8, 29])
+def test_gelu(module: Path, width: int, threads: int) -> None:
+    x, bias = normal(2, 3, width) * np.float32(3), normal(width, seed=1)
+    x64 = x.astype(np.float64) + bias
+    call(module, "gelu", x, [x, bias], threads)
+    inner = np.sqrt(2 / np.pi) * (x64 + 0.044715 * x64**3)
+    np.testing.assert_allclose(x, x64 / 2 * (1 + np.tanh(inner)), rtol=3e-6, atol=1e-6)
+
+
+def test_gelu_of_extreme_values(module: Path) -> None:
+    x = np.array([-3e38, -1e20, -50, -0.0, 0, 50, 1e20, 3e38, np.nan], np.float32)
+    expected = np.where(x < 0, 0, x)
+    call(module, "gelu", x, [x, np.zeros_like(x)], 1)
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize(("shape", "keys"), [((1, 1, 1, 1), 1), ((2, 3, 5, 7), 9)])
+def test_exact_attention(
+    module: Path, shape: tuple[int, int, int, int], keys: int, threads: int
+) -> None:
+    q, k, v = operands(shape, keys)
+    scratch = np.full((threads, 2 * (keys + shape[3])), np.nan, np.float32)
+    result = np.full((shape[0], shape[2], shape[1], shape[3]), np.nan, np.float32)
+    call(module, "exact_attention", result, [q, k, v, scratch], threads)
+    np.testing.assert_allclose(result, expected(q, k, v), rtol=2e-7, atol=1e-30)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 64])

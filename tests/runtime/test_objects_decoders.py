@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from objects_components import Component
 
-from sam3d_gguf.runtime.ggml.backend import Backend
+from sam3d_gguf.runtime.ggml.backend import Backend, open_backend
+from sam3d_gguf.runtime.ggml.library import load_library
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.objects import neural_sparse
 from sam3d_gguf.runtime.objects.components.captures import Recorder
@@ -19,8 +21,20 @@ from sam3d_gguf.runtime.objects.neural_ss_decoder import SparseStructureDecoder
 from sam3d_gguf.schemas.errors import InputError
 
 
-@pytest.fixture(name="structure")
-def _structure(backend: Backend, objects: Path) -> Iterator[SparseStructureDecoder]:
+@pytest.fixture(name="plain")
+def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """The CPU without BLAS and the kernels beside it."""
+
+    def nothing(_backend: Backend) -> None:
+        """Leaves the CPU backend alone."""
+
+    monkeypatch.setattr(Backend, "accelerate", nothing)
+    with open_backend(load_library(), "cpu", threads=2) as backend:
+        yield backend
+
+
+@contextmanager
+def structure_on(backend: Backend, objects: Path) -> Generator[SparseStructureDecoder, None, None]:
     with (
         load_weights(objects / "ss_decoder.gguf", "objects.ss_decoder") as weights,
         SparseStructureDecoder(backend, weights) as decoder,
@@ -28,17 +42,36 @@ def _structure(backend: Backend, objects: Path) -> Iterator[SparseStructureDecod
         yield decoder
 
 
-def test_convolutions_in_pieces_equal_those_at_once(
-    structure: SparseStructureDecoder, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(name="structure")
+def _structure(backend: Backend, objects: Path) -> Iterator[SparseStructureDecoder]:
+    with structure_on(backend, objects) as decoder:
+        yield decoder
+
+
+def test_a_grid_in_pieces_equals_the_original(
+    plain: Backend, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    latent = Component.load("ss-decoder").inputs["shape_latent"]
-    at_once = structure.logits(latent)
+    component = Component.load("ss-decoder")
     monkeypatch.setattr(neural_sparse, "_GATHERED", 27 * 8 * 10_000)
-    captured = Recorder()  # another graph than the one that is kept
-    in_pieces = structure.logits(latent, taps=captured)
-    names = [node.name for graph in structure.graphs() for node in graph.nodes()]
-    assert sum("get_rows" in name for name in names) > 2 * len(captured.found)
-    np.testing.assert_allclose(in_pieces, at_once, rtol=1e-5, atol=1e-5)
+    captured = Recorder()
+    with structure_on(plain, objects) as decoder:
+        logits = decoder.logits(component.inputs["shape_latent"], taps=captured)
+        names = [node.name for graph in decoder.graphs() for node in graph.nodes()]
+    assert sum("im2col" in name for name in names) > 2 * len(captured.found)
+    name = next(name for name in component.expected if name.endswith(".logits_stride2"))
+    assert component.failures_of({name: logits[None, None, ::2, ::2, ::2]}) == []
+
+
+def test_rows_in_pieces_equal_the_original(
+    plain: Backend, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Component.load("mesh-decoder").inputs
+    monkeypatch.setattr(neural_sparse, "_GATHERED", 27 * 32 * 500)
+    with mesh_on(plain, objects) as decoder:
+        tables = mesh_tables(given["coords"], decoder.window_size)
+        features = decoder.features(given["slat_feats"], given["coords"], tables)
+    expected = Component.load("mesh-extract").inputs["decoder_features.feats"]
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_latent_of_another_grid_is_refused(structure: SparseStructureDecoder) -> None:
@@ -46,12 +79,18 @@ def test_a_latent_of_another_grid_is_refused(structure: SparseStructureDecoder) 
         structure.logits(np.zeros((1, 512, 8), np.float32))
 
 
-@pytest.fixture(name="mesh")
-def _mesh(backend: Backend, objects: Path) -> Iterator[MeshDecoder]:
+@contextmanager
+def mesh_on(backend: Backend, objects: Path) -> Generator[MeshDecoder, None, None]:
     with (
         load_weights(objects / "slat_decoder_mesh.gguf", "objects.slat_decoder_mesh") as weights,
         MeshDecoder(backend, weights) as decoder,
     ):
+        yield decoder
+
+
+@pytest.fixture(name="mesh")
+def _mesh(backend: Backend, objects: Path) -> Iterator[MeshDecoder]:
+    with mesh_on(backend, objects) as decoder:
         yield decoder
 
 

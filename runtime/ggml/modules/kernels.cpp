@@ -58,8 +58,7 @@ INLINE Lanes exponential(Lanes x) {
     return p * (Lanes)(((Bits)shifted + 127) << 23);
 }
 
-// Makes scores e^(score - greatest) and returns their sum.
-INLINE float exponentials(float * scores, int64_t count) {
+INLINE float greatest(const float * scores, int64_t count) {
     const int64_t whole = count / (2 * LANES) * (2 * LANES);
     Lanes high[2] = {Lanes{} - INFINITY, Lanes{} - INFINITY};
     for (int64_t i = 0; i < whole; i += 2 * LANES) {
@@ -68,18 +67,24 @@ INLINE float exponentials(float * scores, int64_t count) {
             high[half] = x > high[half] ? x : high[half];
         }
     }
-    float greatest = -INFINITY;
+    float most = -INFINITY;
     for (int lane = 0; lane < LANES; lane++) {
-        greatest = std::max({greatest, high[0][lane], high[1][lane]});
+        most = std::max({most, high[0][lane], high[1][lane]});
     }
     for (int64_t i = whole; i < count; i++) {
-        greatest = std::max(greatest, scores[i]);
+        most = std::max(most, scores[i]);
     }
+    return most;
+}
+
+// Makes scores e^(score - most) and returns their sum.
+INLINE float exponentials(float * scores, int64_t count, float most) {
+    const int64_t whole = count / (2 * LANES) * (2 * LANES);
     Lanes sums[2] = {};
     for (int64_t i = 0; i < whole; i += 2 * LANES) {
         for (int half = 0; half < 2; half++) {
             Unaligned * place = (Unaligned *)(scores + i + half * LANES);
-            const Lanes value = exponential(*place - greatest);
+            const Lanes value = exponential(*place - most);
             *place = value;
             sums[half] += value;
         }
@@ -90,7 +95,7 @@ INLINE float exponentials(float * scores, int64_t count) {
         sum += both[lane];
     }
     for (int64_t i = whole; i < count; i++) {
-        scores[i] = exponential(Lanes{} + (scores[i] - greatest))[0];
+        scores[i] = exponential(Lanes{} + (scores[i] - most))[0];
         sum += scores[i];
     }
     return sum;
@@ -116,13 +121,15 @@ INLINE float * row_of(const Tensor * tensor, int64_t row) {
 // softmax(q k' / sqrt(width)) v.
 //
 // Sources: q [B, heads, N, width], k and v [B, heads, M, width], each with packed rows, and scratch
-// [threads, BLOCK, M]. Result: [B, N, heads, width], packed.
+// [threads, BLOCK, keys], where `keys` is how many are taken at a time: of more, what was summed is
+// scaled whenever a greater score is found. Result: [B, N, heads, width], packed.
 INLINE void attention(Tensor * result, int thread, int threads, void *) {
     const Tensor * q = result->src[0];
     const Tensor * k = result->src[1];
     const Tensor * v = result->src[2];
     float * scores = at(result->src[3], 0, thread, 0);
     const int64_t width = q->ne[0], queries = q->ne[1], heads = q->ne[2], keys = k->ne[1];
+    const int64_t part = result->src[3]->ne[0];
     const int64_t blocks = (queries + BLOCK - 1) / BLOCK;
     const int64_t items = q->ne[3] * heads * blocks;
     const float factor = 1.0f / std::sqrt((float)width);
@@ -132,19 +139,80 @@ INLINE void attention(Tensor * result, int thread, int threads, void *) {
         const int64_t rows = std::min(BLOCK, queries - start);
         float * out = at(result, head, start, person);
         const int between = stride(result, 2);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)keys, (int)width, factor,
-                    at(q, start, head, person), stride(q, 1), at(k, 0, head, person), stride(k, 1),
-                    0.0f, scores, (int)keys);
-        float sums[BLOCK];
-        for (int64_t row = 0; row < rows; row++) {
-            sums[row] = exponentials(scores + row * keys, keys);
+        float sums[BLOCK], highest[BLOCK];
+        for (int64_t first = 0; first < keys; first += part) {
+            const int64_t count = std::min(part, keys - first);
+            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)count, (int)width, factor,
+                        at(q, start, head, person), stride(q, 1), at(k, first, head, person), stride(k, 1),
+                        0.0f, scores, (int)count);
+            for (int64_t row = 0; row < rows; row++) {
+                float * those = scores + row * count;
+                float most = greatest(those, count);
+                float before = 0;
+                if (first > 0) {
+                    most = most > highest[row] ? most : highest[row];
+                    before = std::exp(highest[row] - most);
+                    for (int64_t i = 0; i < width; i++) {
+                        out[row * between + i] *= before;
+                    }
+                    before *= sums[row];
+                }
+                highest[row] = most;
+                sums[row] = before + exponentials(those, count, most);
+            }
+            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)width, (int)count, 1.0f,
+                        scores, (int)count, at(v, first, head, person), stride(v, 1),
+                        first > 0 ? 1.0f : 0.0f, out, between);
         }
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)width, (int)keys, 1.0f,
-                    scores, (int)keys, at(v, 0, head, person), stride(v, 1), 0.0f, out, between);
         for (int64_t row = 0; row < rows; row++) {
             for (int64_t i = 0; i < width; i++) {
                 out[row * between + i] /= sums[row];
             }
+        }
+    }
+}
+
+// The same with all sums in F64, for few queries. Scratch is [threads, 2 * (M + width)].
+INLINE void exact_attention(Tensor * result, int thread, int threads, void *) {
+    const Tensor * q = result->src[0];
+    const Tensor * k = result->src[1];
+    const Tensor * v = result->src[2];
+    const int64_t width = q->ne[0], queries = q->ne[1], heads = q->ne[2], keys = k->ne[1];
+    double * scores = (double *)at(result->src[3], thread, 0, 0);
+    double * sums = scores + keys;
+    const int64_t items = q->ne[3] * heads * queries;
+    const double factor = 1.0 / std::sqrt((double)width);
+    for (int64_t item = items * thread / threads; item < items * (thread + 1) / threads; item++) {
+        const int64_t person = item / (heads * queries), head = item / queries % heads;
+        const float * query = at(q, item % queries, head, person);
+        double most = -INFINITY;
+        for (int64_t key = 0; key < keys; key++) {
+            const float * other = at(k, key, head, person);
+            double parts[4] = {};
+            for (int64_t i = 0; i < width / 4 * 4; i += 4) {
+                for (int part = 0; part < 4; part++) {
+                    parts[part] += (double)query[i + part] * other[i + part];
+                }
+            }
+            for (int64_t i = width / 4 * 4; i < width; i++) {
+                parts[0] += (double)query[i] * other[i];
+            }
+            scores[key] = ((parts[0] + parts[1]) + (parts[2] + parts[3])) * factor;
+            most = std::max(most, scores[key]);
+        }
+        std::fill(sums, sums + width, 0.0);
+        double sum = 0;
+        for (int64_t key = 0; key < keys; key++) {
+            const double share = std::exp(scores[key] - most);
+            const float * value = at(v, key, head, person);
+            for (int64_t i = 0; i < width; i++) {
+                sums[i] += share * value[i];
+            }
+            sum += share;
+        }
+        float * out = at(result, head, item % queries, person);
+        for (int64_t i = 0; i < width; i++) {
+            out[i] = (float)(sums[i] / sum);
         }
     }
 }
@@ -193,10 +261,74 @@ INLINE void norm(Tensor * result, int thread, int threads, void * parameter) {
     }
 }
 
-INLINE Lanes gated(Lanes gate, Lanes x) {
+// A convolution over rows. Sources: x [rows, channels], a table [outputs, taps] of its row numbers, weight
+// [out, taps * channels], bias [out], and scratch [threads, ...]; the parameter is how many taps are
+// multiplied at once. A number that is no row of x adds nothing: outputs without any of the taps are left
+// out of the product, which is what makes it sparse.
+INLINE void convolve(Tensor * result, int thread, int threads, void * parameter) {
+    const Tensor * x = result->src[0];
+    const int32_t * table = (const int32_t *)result->src[1]->data;
+    const float * weight = (const float *)result->src[2]->data;
+    const float * bias = (const float *)result->src[3]->data;
+    const Tensor * scratch = result->src[4];
+    const int64_t channels = x->ne[0], rows = x->ne[1], out = result->ne[0], outputs = result->ne[1];
+    const int64_t columns = result->src[2]->ne[0], taps = columns / channels;
+    const int64_t group = (int64_t)(uintptr_t)parameter, width = group * channels;
+    const int64_t most = scratch->ne[0] / (width + out + 1);
+    float * gathered = at(scratch, thread, 0, 0);
+    float * sums = gathered + most * width;
+    int32_t * places = (int32_t *)(sums + most * out);
+    const int64_t rounds = (outputs + most * threads - 1) / (most * threads);
+    for (int64_t round = 0; round < rounds; round++) {
+        const int64_t block = thread * rounds + round, blocks = threads * rounds;
+        const int64_t start = outputs * block / blocks;
+        const int64_t count = outputs * (block + 1) / blocks - start;
+        float * to = row_of(result, start);
+        for (int64_t i = 0; i < count; i++) {
+            std::memcpy(to + i * out, bias, out * sizeof(float));
+        }
+        for (int64_t tap = 0; tap < taps; tap += group) {
+            int64_t found = 0;
+            for (int64_t i = 0; i < count; i++) {
+                const int32_t * numbers = table + (start + i) * taps + tap;
+                float * place = gathered + found * width;
+                bool any = false;
+                for (int64_t j = 0; j < group; j++) {
+                    any |= numbers[j] < rows;
+                }
+                for (int64_t j = 0; any && j < group; j++) {
+                    if (numbers[j] < rows) {
+                        std::memcpy(place + j * channels, row_of(x, numbers[j]), channels * sizeof(float));
+                    } else {
+                        std::memset(place + j * channels, 0, channels * sizeof(float));
+                    }
+                }
+                places[found] = (int32_t)i;
+                found += any;
+            }
+            const bool whole = found == count;
+            if (found > 0) {
+                cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)found, (int)out, (int)width, 1.0f,
+                            gathered, (int)width, weight + tap * channels, (int)columns,
+                            whole ? 1.0f : 0.0f, whole ? to : sums, (int)out);
+            }
+            for (int64_t i = 0; !whole && i < found; i++) {
+                for (int64_t j = 0; j < out; j++) {
+                    to[places[i] * out + j] += sums[i * out + j];
+                }
+            }
+        }
+    }
+}
+
+// 1 + e^-x.
+INLINE Lanes sigmoid_divisor(Lanes x) {
     const Lanes most = Lanes{} + 88.0f;
-    const Lanes power = -gate > most ? Lanes{} + INFINITY : exponential(-gate);
-    return gate / (1.0f + power) * x;
+    return 1.0f + (-x > most ? Lanes{} + INFINITY : exponential(-x));
+}
+
+INLINE Lanes gated(Lanes gate, Lanes x) {
+    return gate / sigmoid_divisor(gate) * x;
 }
 
 // silu(gate + gate's bias) * (x + x's bias), in place of gate. Sources: gate, x, both biases.
@@ -215,6 +347,26 @@ INLINE void gate(Tensor * result, int thread, int threads, void *) {
         }
         for (int64_t i = whole; i < count; i++) {
             gates[i] = gated(Lanes{} + (gates[i] + gate_bias[i]), Lanes{} + (values[i] + x_bias[i]))[0];
+        }
+    }
+}
+
+INLINE Lanes gelu_of(Lanes x) {
+    return x / sigmoid_divisor(x * (1.59576912f + 0.0713548163f * x * x));
+}
+
+// GELU with the hyperbolic tangent of x + bias, in place of x. Sources: x, bias.
+INLINE void gelu(Tensor * result, int thread, int threads, void *) {
+    const float * bias = (const float *)result->src[1]->data;
+    const int64_t count = result->ne[0], rows = row_count(result), whole = count / LANES * LANES;
+    for (int64_t row = rows * thread / threads; row < rows * (thread + 1) / threads; row++) {
+        float * values = row_of(result, row);
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Unaligned * place = (Unaligned *)(values + i);
+            *place = gelu_of(*place + *(Unaligned *)(bias + i));
+        }
+        for (int64_t i = whole; i < count; i++) {
+            values[i] = gelu_of(Lanes{} + (values[i] + bias[i]))[0];
         }
     }
 }
@@ -258,8 +410,11 @@ const bool AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"
 
 }  // namespace
 
-// GGML calls each from `threads` threads, numbered from 0. All values are float32.
+// GGML calls each from `threads` threads, numbered from 0. All values but a table's are float32.
 EXPORT(attention)
+EXPORT(convolve)
+EXPORT(exact_attention)
+EXPORT(gelu)
 EXPORT(norm)
 EXPORT(gate)
 EXPORT(rotate)
