@@ -49,14 +49,20 @@ def read_object_mask(path: Path) -> Uint8:
     """The [H, W] uint8 mask of a PNG file: 255 on the object, else 0.
 
     The object is where the image is not transparent, or, of an image without transparency, where
-    it is not black, however dark. The original reads the last channel alone: of RGB, blue.
+    it is not black, however dark. Of 16-bit colours the high byte counts. The original reads the last
+    channel alone: of RGB, blue.
 
     Raises:
         InputError: as `read_photo`, or no PNG file, since lossy formats blur the edge.
     """
     with _opened(path, MASK_FORMATS) as image:
         alpha = _alpha(image)
-        marked = _as_rgb(image).any(axis=2) if alpha is None else alpha > 0
+        if alpha is not None:
+            marked = alpha > 0
+        elif image.mode.startswith("I"):
+            marked = np.asarray(ImageOps.exif_transpose(image)) != 0
+        else:
+            marked = _as_rgb(image).any(axis=2)
         return np.where(marked, np.uint8(255), np.uint8(0))
 
 

@@ -83,7 +83,8 @@ def check_taps_free(taps: Path, places: Iterable[Path]) -> None:
         OutputError: as `check_free`, or it is one of them.
     """
     others = [place.parent.resolve() / place.name for place in places]
-    if taps.parent.resolve() / taps.name in others:
+    place = taps.parent.resolve() / taps.name
+    if any(place == other or place in other.parents for other in others):
         raise OutputError("two outputs have the same path", where=str(taps))
     beside = taps.parent.resolve() in {other.parent for other in others}
     check_free([taps], makes_folders=beside)

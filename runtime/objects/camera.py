@@ -9,8 +9,6 @@ import numpy as np
 
 from sam3d_gguf.runtime.geometry.arrays import Float32, Float64
 
-_NEAREST = 1e-6
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Camera:
@@ -46,7 +44,7 @@ class Camera:
         """
         wide = points.astype(np.float64)
         depth = wide[:, 2]
-        ahead = np.where(depth > _NEAREST, depth, np.nan)
+        ahead = np.where(depth > 0, depth, np.nan)
         pixels = wide[:, :2] / ahead[:, None] * -self.focal
         pixels += (self.width / 2, self.height / 2)
         return pixels, depth
@@ -67,7 +65,7 @@ def camera_of(points: Float32) -> Camera | None:
     _, height, width = points.shape
     wide = points.astype(np.float64)
     with np.errstate(all="ignore"):
-        ahead = np.where(wide[2] > _NEAREST, wide[2], np.nan)
+        ahead = np.where(wide[2] > 0, wide[2], np.nan)
         across, down = -wide[0] / ahead, -wide[1] / ahead
     columns = np.arange(width, dtype=np.float64) + (0.5 - width / 2)
     rows = np.arange(height, dtype=np.float64)[:, None] + (0.5 - height / 2)

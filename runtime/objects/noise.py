@@ -26,6 +26,7 @@ STRUCTURE, LATENT = "ss_noise", "slat_noise"
 _STREAMS = {STRUCTURE: 0, LATENT: 1}
 _Uint64 = NDArray[np.uint64]
 _BITS = 53
+_MAX_SIZE = 1 << 26
 _LOG_2 = 0.6931471805599453
 _LOG_TERMS = 12
 _CIRCLE_TERMS = 9
@@ -96,8 +97,23 @@ class StoredNoise:
             InputError: not such a file.
         """
         with TensorFile(path) as file:
-            names = [name for name in file.tensors if name.startswith((f"{STRUCTURE}.", LATENT))]
-            return cls({name: file.read(name) for name in names}, str(path))
+            entries = [
+                entry
+                for name, entry in file.tensors.items()
+                if name == LATENT or name.startswith(f"{STRUCTURE}.")
+            ]
+            for entry in entries:
+                if entry.size > _MAX_SIZE:
+                    raise InputError(
+                        f"{entry.name} has {entry.size} numbers",
+                        where=str(path),
+                        expected=f"at most {_MAX_SIZE}",
+                    )
+            found = cls({entry.name: file.read(entry.name) for entry in entries}, str(path))
+        # What sampling needs late is asked for at once.
+        latent = found._tensors.get(LATENT)
+        found._stored(LATENT, () if latent is None else latent.shape)
+        return found
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]], where: str) -> None:
         self._tensors = tensors

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -101,6 +101,7 @@ class SceneResult:
 
     Attributes:
         seconds: wall time by stage; `memory`: bytes on the device by stage and kind.
+        verified: whether all of the models' data was hashed before.
     """
 
     objects: tuple[ObjectResult, ...]
@@ -110,7 +111,8 @@ class SceneResult:
     occupancy: OccupancySettings
     seconds: dict[str, float]
     memory: dict[str, dict[str, int]]
-    provenance: dict[str, str] = field(default_factory=dict[str, str])
+    provenance: dict[str, str]
+    verified: bool
 
 
 class ObjectsPipeline(Closing):
@@ -118,6 +120,7 @@ class ObjectsPipeline(Closing):
 
     Attributes:
         release: the parts.
+        verified: whether all of their data was hashed.
         provenance: what results are made with, as reports say it.
     """
 
@@ -166,7 +169,7 @@ class ObjectsPipeline(Closing):
                     expect_device=expect_device,
                 )
             )
-            pipeline = cls(release, opened, chosen, resident=resident)
+            pipeline = cls(release, opened, chosen, resident=resident, verified=verify)
             pipeline._closing.push(stack.pop_all())
         return pipeline
 
@@ -177,6 +180,7 @@ class ObjectsPipeline(Closing):
         options: ObjectsOptions,
         *,
         resident: bool = False,
+        verified: bool = False,
     ) -> None:
         """Take the parts and the device, which stay the caller's to close.
 
@@ -186,6 +190,7 @@ class ObjectsPipeline(Closing):
         """
         _check_grids(release, options)
         self.release = release
+        self.verified = verified
         self.backend = backend
         self.options = options
         self.provenance = provenance_of(backend, release.metadata)
@@ -224,8 +229,7 @@ class ObjectsPipeline(Closing):
         """
         if self._closed:
             raise BackendError("the pipeline is closed", action="Load it again.")
-        if not 1 <= len(masks) <= MAX_OBJECTS:
-            raise InputError(f"{len(masks)} masks", expected=f"1 to {MAX_OBJECTS}")
+        self._check(photo, masks, noise, points)
         self._cancelled.clear()
         watch = Watch(self._cancelled, progress)
         images = [with_mask(photo, mask) for mask in masks]
@@ -234,6 +238,25 @@ class ObjectsPipeline(Closing):
         with watch.stage("preprocess", len(masks)):
             inputs = [self._inputs(image, known.points) for image in images]
         return self._run(inputs, noise, known, run)
+
+    def _check(
+        self, photo: Any, masks: Sequence[Uint8], noise: Sequence[Noise], points: object
+    ) -> None:
+        if not 1 <= len(masks) <= MAX_OBJECTS:
+            raise InputError(f"{len(masks)} masks", expected=f"1 to {MAX_OBJECTS}")
+        if len(noise) != len(masks):
+            raise InputError(f"noise for {len(noise)} objects", expected=f"{len(masks)}, as masks")
+        shape, kind = getattr(photo, "shape", ()), getattr(photo, "dtype", None)
+        if len(shape) != 3 or shape[2] != 3 or kind != np.uint8 or not photo.size:
+            raise InputError(
+                f"the photo is {type(photo).__name__} {list(shape)}",
+                expected="[H, W, 3] uint8 RGB, as `read_photo` gives it",
+            )
+        if points is None and MOGE not in self.release.parts:
+            raise InputError(
+                "there are no points, and the depth model is not loaded",
+                action="Give points, or load with depth=True.",
+            )
 
     def cancel(self) -> None:
         """Make the running call raise CancelledError after its current step; from any thread."""
@@ -302,6 +325,7 @@ class ObjectsPipeline(Closing):
             watch.seconds,
             watch.memory,
             self.provenance,
+            self.verified,
         )
 
 
@@ -372,7 +396,7 @@ def _require_finite(found: ObjectResult, number: int) -> None:
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise InputError(
-                f"the {name} are not finite",
+                f"numbers of its {name} are not finite",
                 where=f"object {number + 1}",
                 action="Check the pointmap and the mask, and the models with --verify.",
             )

@@ -11,6 +11,8 @@ from sam3d_gguf.runtime.objects.resize import Size, bilinear, nearest
 from sam3d_gguf.schemas.errors import InputError
 
 _IN_MASK = 0.5
+_SCALES = (1e-9, 1e9)
+"""Beyond these, sizes of Gaussians are no float32 numbers any more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +63,7 @@ def normalized(points: Float32, mask: Float32) -> NormalizedPoints:
         mask: [1, h, w] in 0..1; brought to the pointmap's size by nearest.
 
     Raises:
-        InputError: no point in the mask is finite.
+        InputError: no point in the mask is finite, or they have no extent.
     """
     inside = nearest(mask, (points.shape[1], points.shape[2]))[0] > _IN_MASK
     of_object = points[:, inside]
@@ -73,6 +75,12 @@ def normalized(points: Float32, mask: Float32) -> NormalizedPoints:
     shift = np.array([_lower_median(axis) for axis in of_object], np.float32)
     distance = np.abs(points - shift[:, None, None]).max(axis=0)
     scale = np.full(3, _lower_median(distance), np.float32)
+    if not _SCALES[0] <= scale[0] <= _SCALES[1]:
+        raise InputError(
+            f"the pointmap's extent is {scale[0]:.3g}",
+            expected=f"{_SCALES[0]:g} to {_SCALES[1]:g} of its unit",
+            action="Give points that do not lie in one place, in another unit.",
+        )
     return NormalizedPoints(normalized_by(points, scale, shift), scale, shift)
 
 

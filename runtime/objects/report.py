@@ -112,6 +112,7 @@ def report(
             )
         ],
         "stages": _stages(scene),
+        "models_verified": scene.verified,
         "provenance": dict(scene.provenance),
     }
     return encode_document(document, "objects-report")

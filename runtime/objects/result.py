@@ -30,6 +30,7 @@ from sam3d_gguf.runtime.objects.view import (
 from sam3d_gguf.runtime.tensor_files import encode_tensors
 from sam3d_gguf.runtime.vocabulary import field_metadata
 from sam3d_gguf.schemas.documents import encode_document
+from sam3d_gguf.schemas.errors import InputError
 
 Files = dict[str, list[bytes]]
 _TO_GLTF_CAMERA = np.array([-1, 1, -1], np.float32)
@@ -115,7 +116,13 @@ def scene_files(found: SceneResult) -> Files:
         for number, each in enumerate(found.objects, 1)
         if each.mesh is not None and len(each.mesh.faces)
     ]
-    files: Files = {"gaussians.ply": encode_ply(scene(clouds).columns())}
+    columns = scene(clouds).columns()
+    if not all(np.isfinite(values).all() for values in columns.values()):
+        raise InputError(
+            "Gaussians of the scene are not finite",
+            action="Give a pointmap in another unit.",
+        )
+    files: Files = {"gaussians.ply": encode_ply(columns)}
     if meshes:
         files["mesh.glb"] = [colored_glb(meshes)]
     return files

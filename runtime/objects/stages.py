@@ -30,6 +30,8 @@ from sam3d_gguf.runtime.objects.neural_slat_decoders import GaussianDecoder, Mes
 from sam3d_gguf.runtime.objects.neural_slat_flow import FEATURES, StructuredLatentFlow
 from sam3d_gguf.runtime.objects.neural_ss_decoder import SparseStructureDecoder
 from sam3d_gguf.runtime.objects.neural_ss_flow import SparseStructureFlow
+from sam3d_gguf.runtime.objects.noise import LATENT as STORED_LATENT
+from sam3d_gguf.runtime.objects.noise import STRUCTURE as STORED_STRUCTURE
 from sam3d_gguf.runtime.objects.noise import Noise
 from sam3d_gguf.runtime.objects.pointmap import from_depth_model
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
@@ -117,7 +119,10 @@ class Stages:
             found: list[Latent] = []
             for each, source, tap in zip(tokens, noise, self.taps, strict=True):
                 flow.prepare(each)
-                latents = sample(flow.velocity, source.structure(flow.shapes), settings)
+                start = source.structure(flow.shapes)
+                for name, array in start.items():
+                    tap(f"{STORED_STRUCTURE}.{name}", array)
+                latents = sample(flow.velocity, start, settings)
                 found.append(self._last(stage, latents, tap))
                 self.watch.holds(stage, flow)
         return found
@@ -161,6 +166,7 @@ class Stages:
             for each, places, source, tap in zip(tokens, coords, noise, self.taps, strict=True):
                 flow.prepare(each, flow_tables(places))
                 start = {FEATURES: source.latent((1, len(places), channels))}
+                tap(STORED_LATENT, start[FEATURES])
                 latent = self._last(stage, sample(flow.velocity, start, settings), tap)
                 found.append(latent[FEATURES][0] * deviation + mean)
                 self.watch.holds(stage, flow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,8 @@ from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.images import MAX_PIXELS
-from sam3d_gguf.runtime.npy import npy_array
+from sam3d_gguf.runtime.npy import HEAD, NpyHeader, npy_array, npy_header
+from sam3d_gguf.runtime.objects.camera import camera_of
 from sam3d_gguf.runtime.objects.noise import Noise, SeededNoise, StoredNoise
 from sam3d_gguf.runtime.objects.pointmap import from_file
 from sam3d_gguf.runtime.run.naming import refuse_same_names
@@ -22,7 +24,10 @@ from sam3d_gguf.schemas.strict_json import as_array, as_object, load_file
 DEFAULT_SEED = 42
 """The original's."""
 
-_MAX_BYTES = 3 * 8 * MAX_PIXELS + (1 << 16)
+_FAR_OFF = 0.02
+"""Parts of the longer side, between which and its pixel a point is in doubt."""
+
+_LOGGER = logging.getLogger("sam3d_gguf.objects")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +117,11 @@ def read_pointmap(path: Path, photo: Uint8) -> Float32:
         InputError: not such a file, another shape, NaN, or no point at all.
     """
     with open_source(path) as opened:
-        if opened.size > _MAX_BYTES:
-            raise InputError(
-                f"the file has {opened.size} bytes", where=str(path), expected="a pointmap"
-            )
+        head = opened.source.pread(0, min(opened.size, HEAD))
+        header = npy_header(head, opened.size, str(path))
+        _check_shape(header, photo, path)
         check_available(3 * opened.size, "the pointmap")
         points = npy_array(opened.source.pread(0, opened.size), str(path))
-    height, width = photo.shape[:2]
-    expected = f"float32 [{height}, {width}, 3] for this photo"
-    if points.ndim != 3 or points.shape[2] != 3 or points.dtype.kind != "f" or not points.size:
-        raise InputError(
-            f"the pointmap is {points.dtype} {list(points.shape)}",
-            where=str(path),
-            expected=expected,
-        )
-    rows, columns = points.shape[:2]
-    # Sizes that come from scaling the photo are off by less than a pixel.
-    if abs(rows * width - columns * height) >= max(width, height):
-        raise InputError(
-            f"the pointmap is {columns}x{rows}, the photo {width}x{height}",
-            where=str(path),
-            expected="a pointmap of the whole photo",
-        )
     missing = np.isnan(points).any(axis=2)
     if missing.any():
         row, column = (int(i[0]) for i in np.nonzero(missing))
@@ -143,8 +131,52 @@ def read_pointmap(path: Path, photo: Uint8) -> Float32:
             expected="numbers, and infinity where there is no point",
         )
     with np.errstate(over="ignore"):
-        found = from_file(np.ascontiguousarray(points, np.float32), (height, width))
+        found = from_file(np.ascontiguousarray(points, np.float32), photo.shape[:2])
     found = np.where(np.isfinite(found).all(axis=0), found, np.float32(np.nan))
     if np.isnan(found).all():
         raise InputError("the pointmap has no finite point", where=str(path))
+    _check_camera(found, path)
     return found
+
+
+def _check_shape(header: NpyHeader, photo: Uint8, path: Path) -> None:
+    """Refuse what is no pointmap of the photo, before it is read."""
+    height, width = photo.shape[:2]
+    shape = header.shape
+    if len(shape) != 3 or shape[2] != 3 or header.dtype.kind != "f" or not all(shape):
+        raise InputError(
+            f"the pointmap is {header.dtype} {list(shape)}",
+            where=str(path),
+            expected=f"floats [{height}, {width}, 3] for this photo, or fewer or more pixels of it",
+        )
+    rows, columns = shape[:2]
+    # Sizes that come from scaling the photo are off by less than a pixel.
+    if abs(rows * width - columns * height) >= max(width, height) or rows * columns > MAX_PIXELS:
+        raise InputError(
+            f"the pointmap is {columns}x{rows}, the photo {width}x{height}",
+            where=str(path),
+            expected="a pointmap of the whole photo",
+        )
+
+
+def _check_camera(points: Float32, path: Path) -> None:
+    """Refuse points that no camera sees where they are, and tell of those that lie elsewhere.
+
+    Raises:
+        InputError: none is ahead, or their directions are those of other axes.
+    """
+    camera = camera_of(points)
+    if camera is None:
+        raise InputError(
+            "no camera sees the pointmap's points where they are",
+            where=str(path),
+            expected="x left, y up, z forward",
+            action="Turn x and y round if they are x right, y down.",
+        )
+    if camera.error > _FAR_OFF * max(camera.width, camera.height):
+        _LOGGER.warning(
+            "%r: points lie %.0f pixels (median) from where a camera would see them; they should be "
+            "x left, y up, z forward, of the whole photo",
+            str(path),
+            camera.error,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from sam3d_gguf.cli.run import app
 from sam3d_gguf.runtime.ggml.errors import CancelledError
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.images import read_object_mask, read_photo
-from sam3d_gguf.runtime.objects.noise import SeededNoise
+from sam3d_gguf.runtime.objects.noise import SeededNoise, StoredNoise
 from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline
 from sam3d_gguf.runtime.objects.report import STAGES
 from sam3d_gguf.runtime.objects.stages import ScenePoints
@@ -242,27 +243,50 @@ def test_a_batch(runnable: Path, given: Path, tmp_path: Path) -> None:
 
 
 def test_stored_noise(runnable: Path, ball: Path, tmp_path: Path) -> None:
-    seeded = SeededNoise(42)
-    shapes = {
-        "6drotation_normalized": (1, 1, 6),
-        "scale": (1, 1, 3),
-        "shape": (1, 4096, 8),
-        "translation": (1, 1, 3),
-        "translation_scale": (1, 1, 1),
-    }
-    stored = {f"ss_noise.{name}": noise for name, noise in seeded.structure(shapes).items()}
     arguments = ["--models", runnable, *with_points(ball), *QUICK]
-    first = run(*arguments, "--out", tmp_path / "seeded")
+    taps = tmp_path / "taps.safetensors"
+    first = run(*arguments, "--out", tmp_path / "seeded", "--taps", taps)
     assert first.exit_code == 0, first.stderr
     wanted = tensors(tmp_path / "seeded" / "result.safetensors")
-    stored["slat_noise"] = seeded.latent((1, len(wanted["coords"]), 8))
-    write_tensors(tmp_path / "noise.safetensors", dict(stored))
-    noise = ["--noise", tmp_path / "noise.safetensors", "--out", tmp_path / "stored"]
-    second = run(*arguments, *noise)
+    latent = SeededNoise(42).latent((1, len(wanted["coords"]), 8))
+    np.testing.assert_array_equal(tensors(taps)["slat_noise"], latent)
+    second = run(*arguments, "--noise", taps, "--out", tmp_path / "stored")
     assert second.exit_code == 0, second.stderr
     found = tensors(tmp_path / "stored" / "result.safetensors")
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({}, "the tensor slat_noise is missing"),
+        ({"slat_noise": np.zeros((1, 3, 8))}, "slat_noise is float64"),
+        ({"slat_noise": np.full((1, 3, 8), np.nan, np.float32)}, "not finite"),
+        ({"slat_noise_2": np.zeros((1, 3, 8), np.float32)}, "slat_noise is missing"),
+        (
+            {"slat_noise": np.zeros((1, 3, 8), np.float32)},
+            "ss_noise.6drotation_normalized is missing",
+        ),
+    ],
+)
+def test_noise_that_is_refused(
+    stored: dict[str, NDArray[Any]], message: str, runnable: Path, ball: Path, tmp_path: Path
+) -> None:
+    write_tensors(tmp_path / "noise.safetensors", stored)
+    noise = ["--noise", tmp_path / "noise.safetensors", "--out", tmp_path / "out"]
+    refused(run("--models", runnable, *with_points(ball), *QUICK, *noise), message)
+
+
+def test_noise_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    header = (
+        b'{"slat_noise":{"dtype":"F32","shape":[1,1000000000,8],"data_offsets":[0,32000000000]}}'
+    )
+    path = tmp_path / "noise.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 32_000_000_000)
+    with pytest.raises(InputError, match="slat_noise has 8000000000 numbers"):
+        StoredNoise.read(path)
 
 
 def png(change: Callable[[Image.Image], Image.Image], name: str) -> Callable[[Path], None]:
@@ -300,6 +324,17 @@ def one_nan(points: NDArray[Any]) -> NDArray[Any]:
 def no_point_on_the_object(points: NDArray[Any]) -> NDArray[Any]:
     points[20:80, 20:80] = np.inf
     return points
+
+
+def header(text: str) -> Callable[[Path], None]:
+    """A pointmap whose header has this shape, and no data."""
+
+    def edit(folder: Path) -> None:
+        words = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {text}, }}".encode()
+        length = len(words).to_bytes(2, "little")
+        (folder / "points.npy").write_bytes(b"\x93NUMPY\x01\x00" + length + words)
+
+    return edit
 
 
 def junk(name: str) -> Callable[[Path], None]:
@@ -352,6 +387,21 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("points.npy",),
     ),
     "pointmap that is none": (junk("points.npy"), ("points.npy", "header can't be read")),
+    "pointmap of x right, y down": (
+        npy(lambda points: points * np.array([-1, -1, 1], np.float32)),
+        ("no camera sees", "x left, y up, z forward"),
+    ),
+    "pointmap behind the camera": (npy(lambda points: -points), ("no camera sees",)),
+    "pointmap of one place": (
+        npy(lambda points: np.ones_like(points)),
+        ("the pointmap's extent is 0",),
+    ),
+    "pointmap of nothing": (npy(lambda points: points * np.float32(1e-22)), ("extent is",)),
+    "pointmap of truth values": (header("(True, True, 3)"), ("for the shape [True, True, 3]",)),
+    "pointmap of many axes": (header(f"({'0, ' * 200})"), ("bytes of data",)),
+    "pointmap of a vast axis": (header(f"(0, {10**21}, 3)"), ("bytes of data",)),
+    "pointmap nested too deep": (header("-" * 9000 + "1"), ("header can't be read",)),
+    "pointmap of a long header": (header("(" + "9" * 4000 + ",)"), ("header can't be read",)),
     "pointmap cut short": (
         lambda folder: (folder / "points.npy").write_bytes(
             (folder / "points.npy").read_bytes()[:-5]
@@ -534,10 +584,52 @@ def test_the_alpha_or_the_brightness_is_the_mask(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_object_mask(tmp_path / f"{name}.png"), wanted)
 
 
+def test_masks_of_16_bits(tmp_path: Path) -> None:
+    wide = np.zeros((4, 5), np.uint16)
+    wide[1, 2] = 7
+    Image.fromarray(wide).save(tmp_path / "m.png")
+    np.testing.assert_array_equal(read_object_mask(tmp_path / "m.png") > 0, wide > 0)
+
+
+def test_points_that_lie_elsewhere_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = ball_scene.scene(48, 36)
+    np.save(tmp_path / "right.npy", found.points)
+    np.save(tmp_path / "turned.npy", found.points * np.array([1, -1, 1], np.float32))
+    read_pointmap(tmp_path / "right.npy", found.photo)
+    assert not caplog.records
+    read_pointmap(tmp_path / "turned.npy", found.photo)
+    (record,) = caplog.records
+    assert "turned.npy" in record.getMessage()
+    assert "x left, y up, z forward" in record.getMessage()
+
+
+def test_taps_in_the_place_of_the_folder(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = run("--models", runnable, *with_points(ball), *QUICK, "--out", out, "--taps", out)
+    refused(found, "two outputs have the same path")
+    assert "preprocess" not in found.stderr
+
+
+def test_a_call_that_lacks_something_is_refused(runnable: Path, ball: Path) -> None:
+    pixels, mask = read_photo(ball / "photo.png"), read_object_mask(ball / "mask.png")
+    with ObjectsPipeline.load(runnable, threads=1) as pipeline:
+        assert not pipeline.verified
+        with pytest.raises(InputError, match="load with depth=True"):
+            pipeline(pixels, [mask], [SeededNoise(0)])
+        path: Any = str(ball / "photo.png")
+        with pytest.raises(InputError, match="the photo is str"):
+            pipeline(path, [mask], [SeededNoise(0)])
+        with pytest.raises(InputError, match="noise for 2 objects"):
+            pipeline(pixels, [mask], [SeededNoise(0)] * 2)
+
+
 def test_pointmaps_of_the_photos_shape(tmp_path: Path) -> None:
     photo = np.zeros((361, 479, 3), np.uint8)
     for rows, columns in ((361, 479), (180, 239), (181, 240), (722, 958)):
-        points = np.full((rows, columns, 3), np.float16(2))
+        points = ball_scene.scene(columns, rows).points
+        points[..., 2] = 2
         points[0, 0] = np.inf
         np.save(tmp_path / "p.npy", points)
         found = read_pointmap(tmp_path / "p.npy", photo)
