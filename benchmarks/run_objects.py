@@ -61,11 +61,7 @@ def measured(component: str, product: Command, original: Command, rounds: int) -
     with (
         tempfile.TemporaryDirectory() as folder,
         Program("product", [*product, component, "--threads", str(THREADS)], {}) as ours,
-        Program(
-            "original",
-            [*original, component, "--threads", str(THREADS)],
-            {"OMP_NUM_THREADS": "1"},
-        ) as theirs,
+        Program("original", [*original, component, "--threads", str(THREADS)], {}) as theirs,
     ):
         paths = {program.name: Path(folder) / f"{program.name}.npz" for program in (ours, theirs)}
         for program in (ours, theirs):
@@ -100,7 +96,7 @@ def main() -> None:
     product: Command = [sys.executable, "-m", "benchmarks.product_objects", converted]
     original: Command = [options.python, "-m", "benchmarks.original_objects"]
     original += [options.original.resolve(), files]
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results: dict[str, Any] = {
         "machine": machine(),
         "threads": THREADS,

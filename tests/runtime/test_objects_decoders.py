@@ -32,7 +32,11 @@ def _backend() -> Iterator[Backend]:
 @pytest.fixture(name="plain")
 def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """The CPU without BLAS and the kernels beside it."""
-    monkeypatch.setattr(Backend, "accelerate", lambda _: None)
+
+    def nothing(_: Backend) -> None:
+        return None
+
+    monkeypatch.setattr(Backend, "accelerate", nothing)
     with open_backend(load_library(), "cpu", threads=2) as backend:
         yield backend
 
