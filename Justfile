@@ -140,7 +140,7 @@ oracle-typecheck: oracle
     @MYPYPATH=tests/oracle:tests "{{ bin }}/mypy" --config-file= --strict --allow-untyped-calls \
         --disable-error-code import-untyped --python-executable .oracle/bin/python \
         tests/oracle/load_checkpoint.py tests/oracle/make_full_*.py benchmarks/plain.py \
-        benchmarks/original_body.py
+        benchmarks/original_body.py benchmarks/original_objects.py
 
 # Make .oracle/: PyTorch (CPU) and friends, which tests and benchmarks run as a second program
 oracle: setup
@@ -167,23 +167,29 @@ bench *options: setup oracle
     @"{{ bin }}/python" -m benchmarks.bench {{ options }}
 
 # Image to mesh at full shape against the original, whose two checkouts are named (after setup-blas)
-bench-run original dinov3 *options: original-environment
+bench-run original dinov3 *options: (original-environment "original" "cv2, einops, roma, pytorch_lightning")
     @"{{ bin }}/python" -m benchmarks.run_body --original "{{ original }}" --dinov3 "{{ dinov3 }}" \
         --python .cache/original/bin/python {{ options }}
 
-# Make .cache/original/: what the original imports, over the PyTorch of .oracle
+# The networks of Objects at full shape against the original, whose checkout is named (after setup-blas)
+bench-objects original *options: (original-environment "original-objects" "easydict, loguru, spconv.pytorch")
+    @"{{ bin }}/python" -m benchmarks.run_objects --original "{{ original }}" \
+        --python .cache/original-objects/bin/python {{ options }}
+
+# Make .cache/NAME/: what an original imports, benchmarks/NAME.txt, over the PyTorch of .oracle
 [private]
-original-environment: oracle
+original-environment name modules: oracle
     #!/usr/bin/env bash
     set -euo pipefail
-    wanted=$(cat .oracle/made-from benchmarks/original.txt)
-    if [ "$(cat .cache/original/made-from 2>/dev/null)" = "$wanted" ]; then exit 0; fi
-    {{ uv }} venv --quiet --clear --python .oracle/bin/python .cache/original
-    {{ uv }} pip install --quiet --no-deps --python .cache/original/bin/python -r benchmarks/original.txt
+    made=.cache/{{ name }}
+    wanted=$(cat .oracle/made-from benchmarks/{{ name }}.txt)
+    if [ "$(cat $made/made-from 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+    {{ uv }} venv --quiet --clear --python .oracle/bin/python $made
+    {{ uv }} pip install --quiet --no-deps --python $made/bin/python -r benchmarks/{{ name }}.txt
     site='import sysconfig; print(sysconfig.get_path("purelib"))'
-    .oracle/bin/python -c "$site" >"$(.cache/original/bin/python -c "$site")/oracle.pth"
-    .cache/original/bin/python -c 'import cv2, einops, roma, torch, pytorch_lightning'
-    echo "$wanted" >.cache/original/made-from
+    .oracle/bin/python -c "$site" >"$($made/bin/python -c "$site")/oracle.pth"
+    $made/bin/python -c 'import torch, {{ modules }}'
+    echo "$wanted" >$made/made-from
 
 # Coverage-guided fuzzing of the parsers, SECONDS for each target
 fuzz seconds="60": setup

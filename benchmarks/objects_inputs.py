@@ -33,7 +33,7 @@ def voxels() -> npt.NDArray[np.int32]:
     dents = 1 + 0.06 * np.sin(x / 4) * np.cos(y / 5) + 0.04 * np.sin(z / 3)
     away = np.abs(length - dents) * min(_RADII)
     places = np.argwhere(away < _THICKNESS)
-    return np.pad(places, ((0, 0), (1, 0))).astype(np.int32)
+    return np.ascontiguousarray(np.pad(places, ((0, 0), (1, 0))), np.int32)  # as spconv reads them
 
 
 def inputs(component: str) -> Arrays:

@@ -1,6 +1,6 @@
 """The original SAM 3D Objects in PyTorch on the CPU, as a program that answers timed requests (`serve`).
 
-    OMP_NUM_THREADS=1 python -m benchmarks.original_objects SAM_3D_OBJECTS FILES COMPONENT [--threads N]
+    python -m benchmarks.original_objects SAM_3D_OBJECTS FILES COMPONENT [--threads N]
 
 SAM_3D_OBJECTS is a checkout of the original's repository, which this program imports and does not
 copy; FILES is a folder with the checkpoints and YAML files. What is changed, all of it outside of the
@@ -8,9 +8,8 @@ measured arithmetic: the configurations ask for F32 and the CPU; `cuda` becomes 
 imported and not used are stood in for; and spconv's layers are in training mode, since it has no fused
 bias on the CPU.
 
-The loops of spconv's CPU kernels run on its own OpenMP, and give wrong rows on more threads than one:
-OMP_NUM_THREADS=1 is for them. PyTorch's threads are set apart from it, so that all else, the products of
-the sparse convolutions included, has N.
+spconv's CPU kernels give wrong rows on more threads than one, so that each sparse convolution runs on
+one, and all else on N.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -64,6 +64,21 @@ def build(node: Any) -> Any:
         return settings
     module, _, name = node["_target_"].rpartition(".")
     return getattr(importlib.import_module(module), name)(**settings)
+
+
+def convolve_alone(threads: int) -> None:
+    """Let spconv's layers run on one thread, all else on that many."""
+    layer = importlib.import_module("spconv.pytorch.conv").SparseConvolution
+    forward = layer.forward
+
+    def alone(*arguments: Any, **named: Any) -> Any:
+        torch.set_num_threads(1)
+        try:
+            return forward(*arguments, **named)
+        finally:
+            torch.set_num_threads(threads)
+
+    layer.forward = alone
 
 
 def load(component: str, files: Path) -> Any:
@@ -130,7 +145,7 @@ def tasks(component: str, model: Any) -> serve.Task:
         return {
             "distances": features[:, :BIASED].numpy(),
             "values": features[:, BIASED:].numpy(),
-            "vertex_count": serve.np.array([float(len(surface.vertices))]),
+            "vertex_count": np.array([float(len(surface.vertices))]),
         }
 
     decoded: list[torch.Tensor] = []
@@ -163,8 +178,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     started = time.perf_counter()
     with redirect_stdout(sys.stderr):
+        convolve_alone(options.threads)
         model = load(options.component, options.files)
-        gaussian = importlib.import_module(
+        gaussian: Any = importlib.import_module(
             "sam3d_objects.model.backbone.tdfy_dit.models.structured_latent_vae.decoder_gs"
         )
         whole = gaussian.Gaussian

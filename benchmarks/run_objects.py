@@ -61,11 +61,7 @@ def measured(component: str, product: Command, original: Command, rounds: int) -
     with (
         tempfile.TemporaryDirectory() as folder,
         Program("product", [*product, component, "--threads", str(THREADS)], {}) as ours,
-        Program(
-            "original",
-            [*original, component, "--threads", str(THREADS)],
-            {"OMP_NUM_THREADS": "1"},
-        ) as theirs,
+        Program("original", [*original, component, "--threads", str(THREADS)], {}) as theirs,
     ):
         paths = {program.name: Path(folder) / f"{program.name}.npz" for program in (ours, theirs)}
         for program in (ours, theirs):

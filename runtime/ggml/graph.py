@@ -693,8 +693,9 @@ class GraphBuilder:
     def _joined_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """[B, N, heads, width] by one operation, which takes views; None where products do it.
 
-        On the CPU it computes in F32, in two thirds of the products' time or less. On a GPU it
-        rounds its operands, whose products are then summed in F32.
+        On the CPU it computes in F32, in two thirds of the products' time or less. On a GPU with
+        `fast` it rounds its operands, whose products are then summed in F32; with strict F32 it
+        rounds nothing, and takes what has so many scores that they would not fit at once.
         """
         device, accelerator = self._backend.device, self._backend.accelerator
         if accelerator is not None:
