@@ -60,7 +60,7 @@ def read_object_mask(path: Path) -> Uint8:
         if alpha is not None:
             marked = alpha > 0
         elif image.mode.startswith("I"):
-            marked = np.asarray(ImageOps.exif_transpose(image)) != 0
+            marked = np.asarray(ImageOps.exif_transpose(image)).astype(np.bool_)
         else:
             marked = _as_rgb(image).any(axis=2)
         return np.where(marked, np.uint8(255), np.uint8(0))

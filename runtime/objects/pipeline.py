@@ -246,7 +246,8 @@ class ObjectsPipeline(Closing):
             raise InputError(f"{len(masks)} masks", expected=f"1 to {MAX_OBJECTS}")
         if len(noise) != len(masks):
             raise InputError(f"noise for {len(noise)} objects", expected=f"{len(masks)}, as masks")
-        shape, kind = getattr(photo, "shape", ()), getattr(photo, "dtype", None)
+        shape: tuple[int, ...] = getattr(photo, "shape", ())
+        kind: Any = getattr(photo, "dtype", None)
         if len(shape) != 3 or shape[2] != 3 or kind != np.uint8 or not photo.size:
             raise InputError(
                 f"the photo is {type(photo).__name__} {list(shape)}",
