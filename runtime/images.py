@@ -12,6 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sam3d_gguf.extractors.files import open_source
@@ -57,12 +58,13 @@ def read_object_mask(path: Path) -> Uint8:
     """
     with _opened(path, MASK_FORMATS) as image:
         alpha = _alpha(image)
+        marked: NDArray[np.bool_]
         if alpha is not None:
             marked = alpha > 0
         elif image.mode.startswith("I"):
             marked = np.asarray(ImageOps.exif_transpose(image)).astype(np.bool_)
         else:
-            marked = _as_rgb(image).any(axis=2)
+            marked = np.asarray(_as_rgb(image).any(axis=2))
         return np.where(marked, np.uint8(255), np.uint8(0))
 
 

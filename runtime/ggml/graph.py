@@ -585,7 +585,7 @@ class GraphBuilder:
             [outputs, out].
         """
         kernels = self._kernels()
-        if kernels is None:
+        if kernels is None or struct_of(weight).type != GGML_TYPES["F32"]:
             return None
         (rows, channels), (out, columns) = x.shape, weight.shape
         taps = columns // channels
