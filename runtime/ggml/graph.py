@@ -36,7 +36,7 @@ GATHER_STEP = _ALIGNMENT // 4
 _KEYS = 1280
 """Of attention by the kernel at a time; their scores stay in a core's cache."""
 
-_CONVOLVED = 512
+_CONVOLVED = 1024
 """Outputs of a convolution that a thread computes at a time."""
 
 _GROUP = 384
