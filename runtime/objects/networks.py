@@ -14,6 +14,9 @@ from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.closing import Closing
 
 _Model = TypeVar("_Model", bound=DeviceModel)
+_KEEPS = "llvmpipe"
+"""Mesa's rasteriser ends the process where a network computes after another's buffers were freed."""
+
 _Key = tuple[type[DeviceModel], ObjectsModel]
 
 
@@ -21,13 +24,13 @@ class Networks(Closing):
     """Opens networks of a release.
 
     Args:
-        resident: keep each on the device until `close`.
+        resident: keep each on the device until `close`; so does Mesa's llvmpipe whatever is asked.
     """
 
     def __init__(self, backend: Backend, release: ObjectsRelease, *, resident: bool) -> None:
         self._backend = backend
         self._release = release
-        self._resident = resident
+        self._resident = resident or backend.device.description.startswith(_KEEPS)
         self._kept: dict[_Key, DeviceModel] = {}
 
     @contextlib.contextmanager
