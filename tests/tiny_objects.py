@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from checkpoint_bytes import Tree
-from objects_facts import PARTS, TINY
+from objects_facts import MOGE_OFFICIAL, PARTS, TINY
 from tiny_release import Json, Source, checkpoint_of, legacy_checkpoint_of, read_json, sources_of
 
 from sam3d_gguf.convert.contract import load_model_contract
@@ -21,16 +21,10 @@ from sam3d_gguf.extractors.models import MOGE
 Tensors = dict[str, Source]
 _WRAPPED = ("ss_generator", "slat_generator")
 MOGE_CONFIG: dict[str, Tree] = {
-    "encoder": "dinov2_vitl14",
-    "remap_output": "exp",
-    "intermediate_layers": 4,
+    **MOGE_OFFICIAL,
     "dim_proj": 24,
     "dim_upsample": [32, 32, 32],
-    "dim_times_res_block_hidden": 2,
-    "num_res_blocks": 2,
-    "num_tokens_range": [1200, 2500],
     "last_conv_channels": 8,
-    "last_conv_size": 1,
 }
 
 

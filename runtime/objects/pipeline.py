@@ -121,6 +121,7 @@ class ObjectsPipeline(Closing):
     Attributes:
         release: the parts.
         verified: whether all of their data was hashed.
+        networks: on the device, while a stage needs them or all along.
         provenance: what results are made with, as reports say it.
     """
 
@@ -199,7 +200,7 @@ class ObjectsPipeline(Closing):
         self._occupancy = OccupancySettings.of(release[stages.OCCUPANCY])
         self._cancelled = threading.Event()
         self._closing = contextlib.ExitStack()
-        self._networks = Networks(backend, release, resident=resident)
+        self.networks = Networks(backend, release, resident=resident)
         self._closed = False
 
     def __call__(
@@ -233,7 +234,7 @@ class ObjectsPipeline(Closing):
         self._cancelled.clear()
         watch = Watch(self._cancelled, progress)
         images = [with_mask(photo, mask) for mask in masks]
-        run = Stages(self.release, self._networks, watch, taps or [no_taps] * len(masks))
+        run = Stages(self.release, self.networks, watch, taps or [no_taps] * len(masks))
         known = run.depth(photo) if points is None else points
         with watch.stage("preprocess", len(masks)):
             inputs = [self._inputs(image, known.points) for image in images]
@@ -266,7 +267,7 @@ class ObjectsPipeline(Closing):
     def close(self) -> None:
         """Free the networks, and what `load` opened; safe to call twice."""
         self._closed = True
-        self._networks.close()
+        self.networks.close()
         self._closing.close()
 
     def _inputs(self, rgba: Uint8, points: Float32) -> _Inputs:

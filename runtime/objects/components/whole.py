@@ -13,7 +13,6 @@ from sam3d_gguf.runtime.objects.components.images import PHOTO
 from sam3d_gguf.runtime.objects.components.inputs import Arrays, Wanted
 from sam3d_gguf.runtime.objects.components.structure import latents_wanted
 from sam3d_gguf.runtime.objects.metadata import integer
-from sam3d_gguf.runtime.objects.networks import Networks
 from sam3d_gguf.runtime.objects.noise import LATENT as LATENT_NOISE
 from sam3d_gguf.runtime.objects.noise import STRUCTURE as STRUCTURE_NOISE
 from sam3d_gguf.runtime.objects.noise import StoredNoise
@@ -41,9 +40,8 @@ def _run(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     noise = StoredNoise(inputs, "the inputs")
     with ObjectsPipeline(release, backend, _OPTIONS) as pipeline:
         (found,) = pipeline(rgba[..., :3], [rgba[..., 3]], [noise], scene).objects
-    coords, few = found.structure.coords, found.gaussians
-    with Networks(backend, release, resident=False) as networks:
-        stages = Stages(release, networks, Watch(threading.Event()), [no_taps])
+        coords, few = found.structure.coords, found.gaussians
+        stages = Stages(release, pipeline.networks, Watch(threading.Event()), [no_taps])
         (many,) = stages.decode_gaussians([found.latent], [coords], _MANY)
     return {
         "shape_latent": found.shape,
