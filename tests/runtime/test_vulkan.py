@@ -1,4 +1,4 @@
-"""The whole estimator on Vulkan, from its own intermediates, under the fixtures' own rules.
+"""Body and Objects on Vulkan from their own intermediates: the fixtures' own rules, or the CPU's result.
 
 Each run is a process of its own: Mesa's llvmpipe, which needs no GPU, does not survive that one
 model's buffers are freed before another model computes.
@@ -11,11 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ball_scene
+import numpy as np
 import pytest
 from facts import TINY
 
 from sam3d_gguf.runtime.ggml.library import VULKAN_MODULE, load_library
 from sam3d_gguf.runtime.parity import Limits, Rules, compare
+from sam3d_gguf.runtime.tensor_files import TensorFile
 
 pytestmark = pytest.mark.skipif(
     not (load_library().directory / VULKAN_MODULE).exists(), reason="just setup-vulkan did not run"
@@ -26,11 +29,14 @@ CAMERA = ("--intrinsics", "231.5,226,97.25,78.5")
 
 
 def run_body(models: tuple[Path, Path], *arguments: str | Path) -> None:
-    program = "from sam3d_gguf.cli.run import main; main()"
     model, mhr = models
-    command: list[str | Path] = [sys.executable, "-c", program, "body", "--backend", "vulkan"]
+    run_model("body", "--backend", "vulkan", "--model", model, "--mhr", mhr, *arguments)
+
+
+def run_model(*arguments: str | Path) -> None:
+    program = "from sam3d_gguf.cli.run import main; main()"
     run = subprocess.run(
-        [*command, "--model", model, "--mhr", mhr, *arguments],
+        [sys.executable, "-c", program, *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -74,3 +80,24 @@ def test_single_components(
     taps = tmp_path / "taps.safetensors"
     run_body(model_files, "--cases", TINY / cases, "--taps", taps)
     judge(taps, cases, rules, "plain")
+
+
+def test_a_photo_and_a_mask_become_what_they_become_on_the_cpu(
+    runnable: Path, tmp_path: Path
+) -> None:
+    ball_scene.write(tmp_path)
+    photo = ("--image", tmp_path / "photo.png", "--mask", tmp_path / "mask.png")
+    for backend in ("cpu", "vulkan"):
+        few = ("--steps-ss", "1", "--steps-slat", "1", "--backend", backend)
+        run_model("objects", "--models", runnable, *photo, *few, "--out", tmp_path / backend)
+    with (
+        TensorFile(tmp_path / "cpu" / "result.safetensors") as on_cpu,
+        TensorFile(tmp_path / "vulkan" / "result.safetensors") as on_vulkan,
+    ):
+        assert list(on_vulkan.tensors) == list(on_cpu.tensors)
+        assert "mesh_faces" in on_cpu.tensors
+        for name in on_cpu.tensors:
+            reference, found = on_cpu.read(name), on_vulkan.read(name)
+            np.testing.assert_allclose(
+                found, reference, rtol=0, atol=1e-4 * np.abs(reference).max()
+            )
