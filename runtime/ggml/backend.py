@@ -34,6 +34,10 @@ DeviceType = Literal["cpu", "gpu", "integrated gpu", "accelerator", "meta"]
 
 MAX_THREADS = 512
 
+_NO_DEVICE = (
+    "Install the GPU's Vulkan driver; or, for small models on Mesa's llvmpipe, which GGML leaves out "
+    "unless it is asked for, set GGML_VK_VISIBLE_DEVICES=0 in the environment"
+)
 _DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")
 _REGISTRY_NAMES: dict[str, BackendName] = {"CPU": "cpu", "Vulkan": "vulkan"}
 
@@ -256,6 +260,7 @@ def open_backend(
             f"the {backend} backend has no device {device}",
             expected=f"one of its {len(candidates)} devices ({known})",
             where=VULKAN_MODULE if backend == "vulkan" else "",
+            action="" if candidates else _NO_DEVICE,
         )
     chosen = candidates[device]
     if expect_device is not None and expect_device not in (chosen.name, chosen.description):
@@ -266,7 +271,6 @@ def open_backend(
     try:
         if backend == "cpu":
             opened.accelerate()
-        if backend == "cpu":
             cores = min(usable_cores(), MAX_THREADS)
             opened.set_threads(cores if threads is None else threads)
     except BackendError:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3d_gguf.runtime.ggml.backend import Backend, list_devices, open_backend
+from sam3d_gguf.runtime.ggml import backend as backend_module
+from sam3d_gguf.runtime.ggml.backend import Backend, Device, list_devices, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.graph import Arena, GraphBuilder
 from sam3d_gguf.runtime.ggml.library import VULKAN_MODULE, load_library
@@ -62,6 +63,16 @@ open_backend(load_library(folder), "vulkan")
     assert VULKAN_MODULE in run.stderr
     assert "just setup-vulkan" in run.stderr
     assert run.returncode == 1
+
+
+def test_no_vulkan_device_is_refused_with_what_shows_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> list[Device]:
+        return []
+
+    monkeypatch.setattr(backend_module, "load_vulkan_module", none)
+    monkeypatch.setattr(backend_module, "list_devices", none)
+    with pytest.raises(BackendError, match="GGML_VK_VISIBLE_DEVICES=0"):
+        open_backend(load_library(), "vulkan")
 
 
 class Full(Backend):
