@@ -77,12 +77,14 @@ class Journal:
     folders: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
-        """Returns the journal as a document."""
+        """Returns the journal as a document, in which each character of a path is one of its bytes."""
         files: list[JsonInput] = [
-            {"name": e.name, "inode": e.inode, "size": e.size, "mtime_ns": e.mtime_ns}
+            {"name": _bytes(e.name), "inode": e.inode, "size": e.size, "mtime_ns": e.mtime_ns}
             for e in self.files
         ]
-        return dumps({"files": files, "primary": self.primary, "folders": self.folders})
+        primary = None if self.primary is None else _bytes(self.primary)
+        folders = [_bytes(folder) for folder in self.folders]
+        return dumps({"files": files, "primary": primary, "folders": folders})
 
     @classmethod
     def from_json(cls, data: bytes) -> Journal:
@@ -95,14 +97,25 @@ class Journal:
         primary = document["primary"]
         return cls(
             tuple(_entry(value) for value in as_array(document["files"])),
-            None if primary is None else as_str(primary),
-            tuple(as_str(folder) for folder in as_array(document["folders"])),
+            None if primary is None else _path(primary),
+            tuple(_path(folder) for folder in as_array(document["folders"])),
         )
+
+
+def _bytes(path: str) -> str:
+    return os.fsencode(path).decode("latin-1")
+
+
+def _path(value: JsonValue) -> str:
+    try:
+        return os.fsdecode(as_str(value).encode("latin-1"))
+    except UnicodeEncodeError as error:
+        raise InputError("this is no path", where="journal") from error
 
 
 def _entry(value: JsonValue) -> JournalEntry:
     fields = _fields(value, {"name", "inode", "size", "mtime_ns"})
-    name = as_str(fields["name"])
+    name = _path(fields["name"])
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise InputError("this is not a base name", where="journal")
     numbers = (as_int(fields[key]) for key in ("inode", "size", "mtime_ns"))

@@ -107,6 +107,16 @@ def test_the_manifest_may_lie_elsewhere(tmp_path: Path) -> None:
     assert content_of(manifests) == {"manifest.json": CONTENTS["manifest.json"]}
 
 
+def test_files_whose_names_are_not_utf8_appear_together(tmp_path: Path) -> None:
+    names = ["\udcff.json", "\udcff.html", "é.json"]
+    with PublicationSet() as publications:
+        for name in names:
+            publications.create(tmp_path / name).seal()
+        publications.commit()
+
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
+
+
 def test_the_order_of_creation_is_the_order_of_appearance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,15 +440,15 @@ def everything(root: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize("folders", ["one folder", "two folders"])
+@pytest.mark.parametrize("folders", ["one folder", "two folders", "two folders \udcff"])
 def test_a_kill_at_any_step_leaves_all_or_nothing_after_the_next_run(
     tmp_path: Path, folders: str
 ) -> None:
     outcomes: list[bool] = []
     for count in range(1000):
-        root = tmp_path / str(count)
+        root = tmp_path / f"{folders} {count}"
         models = root / "models"
-        manifests = root / "manifests" if folders == "two folders" else models
+        manifests = models if folders == "one folder" else root / "manifests"
         models.mkdir(parents=True)
         manifests.mkdir(exist_ok=True)
 
