@@ -37,7 +37,7 @@ from sam3d_gguf.extractors.extraction import TOOL, SourceIdentity, display_name
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.extractors.kinds import CHECKPOINTS, FileKind
-from sam3d_gguf.extractors.models import OBJECTS, Model
+from sam3d_gguf.extractors.models import MOGE, OBJECTS, Model
 from sam3d_gguf.extractors.progress import QUIET, Progress
 from sam3d_gguf.extractors.sandbox.job import SandboxChoice
 from sam3d_gguf.extractors.scratch import temporary_folder
@@ -258,13 +258,14 @@ def _check_companions(result: Verification) -> None:
         _check_component_companion(report, present["mhr.lod1"])
     for body in present["body"]:
         _check_complete(result, body)
-    if result.manifest is not None:
-        _check_objects(present)
+    # The depth model is of no release: beside parts without a manifest it may name none.
+    tied: list[Model] = [model for model in OBJECTS if model != MOGE or result.manifest is not None]
+    _check_objects(present, tied)
 
 
-def _check_objects(present: Mapping[str, Sequence[FileReport]]) -> None:
-    """Each part of Objects names the other parts of its release that its contract says."""
-    for report in (each for model in OBJECTS for each in present[model]):
+def _check_objects(present: Mapping[str, Sequence[FileReport]], tied: Iterable[Model]) -> None:
+    """Each of these parts of Objects names the others there that its contract says."""
+    for report in (each for model in tied for each in present[model]):
         if report.claims is None:
             continue
         named = {companion.role for companion in report.claims.companions}

@@ -50,8 +50,8 @@ def read_object_mask(path: Path) -> Uint8:
     """The [H, W] uint8 mask of a PNG file: 255 on the object, else 0.
 
     The object is where the image is not transparent, or, of an image without transparency, where
-    it is not black, however dark. Of 16-bit colours the high byte counts. The original reads the last
-    channel alone: of RGB, blue.
+    it is not black, however dark; Pillow reads the high byte alone of 16-bit RGB and RGBA, so that
+    there less than 256 is black. The original reads the last channel alone: of RGB, blue.
 
     Raises:
         InputError: as `read_photo`, or no PNG file, since lossy formats blur the edge.

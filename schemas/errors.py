@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+from typing import Self
+
 
 class Sam3dError(Exception):
     """A refusal that a user can act on.
@@ -30,6 +34,11 @@ class Sam3dError(Exception):
             text += f". {self.action}"
         return text
 
+    def at(self, where: str) -> Self:
+        """The same error with a place before the one that it names, if it names one."""
+        place = f"{where}, {self.where}" if self.where else where
+        return type(self)(self.what, where=place, expected=self.expected, action=self.action)
+
 
 class InputError(Sam3dError):
     """An input that is not what it should be: wrong kind, malformed, out of bounds."""
@@ -45,3 +54,14 @@ class SandboxError(Sam3dError):
 
 class OutputError(Sam3dError):
     """A destination that cannot be written, exists already, or did not read back."""
+
+
+@contextlib.contextmanager
+def within(where: str) -> Generator[None]:
+    """Put a place before those that errors name; nothing where it is empty."""
+    try:
+        yield
+    except Sam3dError as error:
+        if not where:
+            raise
+        raise error.at(where) from error

@@ -62,7 +62,7 @@ class SeededNoise:
     __slots__ = ("_seed",)
 
     def __init__(self, seed: int) -> None:
-        if not 0 <= seed <= MAX_SEED:
+        if type(seed) is not int or not 0 <= seed <= MAX_SEED:
             raise InputError(f"the seed is {seed}", expected=f"0 to {MAX_SEED}")
         self._seed = seed
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sam3d_gguf.extractors.models import MOGE, ObjectsModel
-from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
+from sam3d_gguf.extractors.models import MOGE, ObjectsModel, part
+from sam3d_gguf.runtime.geometry.arrays import Bool, Float32, Uint8
 from sam3d_gguf.runtime.ggml.backend import Backend, BackendName, open_backend
 from sam3d_gguf.runtime.ggml.errors import BackendError
 from sam3d_gguf.runtime.ggml.library import Precision, load_library
@@ -47,7 +47,10 @@ from sam3d_gguf.runtime.objects.structure import OccupancySettings, Structure, s
 from sam3d_gguf.runtime.objects.watch import QUIET, Progress, Watch
 from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.schemas.closing import Closing
-from sam3d_gguf.schemas.errors import ContractError, InputError
+from sam3d_gguf.schemas.errors import ContractError, InputError, within
+
+_Thing = TypeVar("_Thing")
+_Made = TypeVar("_Made")
 
 GaussianCount = Literal[32, 4]
 MAX_OBJECTS = 64
@@ -61,12 +64,22 @@ class ObjectsOptions:
         structure_steps, latent_steps: Euler steps of the two flows; None is the release's number.
         gaussians: of a voxel.
         mesh: whether the mesh is decoded too.
+
+    Raises:
+        InputError: another number of Gaussians. `ObjectsPipeline` refuses steps out of range.
     """
 
     structure_steps: int | None = None
     latent_steps: int | None = None
     gaussians: GaussianCount = 32
     mesh: bool = True
+
+    def __post_init__(self) -> None:
+        known = get_args(GaussianCount)
+        if self.gaussians not in known:
+            raise InputError(
+                f"{self.gaussians!r} Gaussians of a voxel", expected=" or ".join(map(str, known))
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +219,7 @@ class ObjectsPipeline(Closing):
     def __call__(
         self,
         photo: Uint8,
-        masks: Sequence[Uint8],
+        masks: Sequence[Uint8 | Bool],
         noise: Sequence[Noise],
         points: ScenePoints | None = None,
         *,
@@ -217,9 +230,10 @@ class ObjectsPipeline(Closing):
 
         Args:
             photo: [H, W, 3] uint8 RGB.
-            masks: [H, W] uint8, one an object; not 0 on the object.
+            masks: [H, W] uint8 or bool, one an object; not 0 on the object.
             noise: where each object's sampling starts.
-            points: of the photo; estimated without them, for which `load` opens the depth model.
+            points: of the photo, of any size; estimated without them, for which `load` opens the depth
+                model.
             progress: hears of stages and steps.
             taps: one an object; each hears of its object's intermediates.
 
@@ -228,21 +242,38 @@ class ObjectsPipeline(Closing):
             CancelledError: `cancel` was called.
             BackendError: the device has too little memory.
         """
+        self._check(photo, masks, noise, points)
+        images = _each(masks, lambda mask: with_mask(photo, mask))
+        return self.of_images(images, noise, points, progress=progress, taps=taps)
+
+    def of_images(
+        self,
+        images: Sequence[Uint8],
+        noise: Sequence[Noise],
+        points: ScenePoints | None = None,
+        *,
+        progress: Progress = QUIET,
+        taps: Sequence[Taps] | None = None,
+    ) -> SceneResult:
+        """The same from images with their masks as alpha, which captures of the original have.
+
+        Args:
+            images: [H, W, 4] uint8 of one photo, one an object; alphas between 0 and 255 are kept.
+
+        Raises:
+            InputError, CancelledError, BackendError: as the call.
+        """
         if self._closed:
             raise BackendError("the pipeline is closed", action="Load it again.")
-        self._check(photo, masks, noise, points)
         self._cancelled.clear()
         watch = Watch(self._cancelled, progress)
-        images = [with_mask(photo, mask) for mask in masks]
-        run = Stages(self.release, self.networks, watch, taps or [no_taps] * len(masks))
-        known = run.depth(photo) if points is None else points
-        with watch.stage("preprocess", len(masks)):
-            inputs = [self._inputs(image, known.points) for image in images]
+        run = Stages(self.release, self.networks, watch, taps or [no_taps] * len(images))
+        known = run.depth(images[0][..., :3]) if points is None else points
+        with watch.stage("preprocess", len(images)):
+            inputs = _each(images, lambda image: self._inputs(image, known.points))
         return self._run(inputs, noise, known, run)
 
-    def _check(
-        self, photo: Any, masks: Sequence[Uint8], noise: Sequence[Noise], points: object
-    ) -> None:
+    def _check(self, photo: Any, masks: Sequence[Any], noise: Sequence[Noise], points: Any) -> None:
         if not 1 <= len(masks) <= MAX_OBJECTS:
             raise InputError(f"{len(masks)} masks", expected=f"1 to {MAX_OBJECTS}")
         if len(noise) != len(masks):
@@ -259,6 +290,8 @@ class ObjectsPipeline(Closing):
                 "there are no points, and the depth model is not loaded",
                 action="Give points, or load with depth=True.",
             )
+        if points is not None:
+            _check_points(points)
 
     def cancel(self) -> None:
         """Make the running call raise CancelledError after its current step; from any thread."""
@@ -290,7 +323,7 @@ class ObjectsPipeline(Closing):
             logits = run.decode_structure([latent[SHAPE] for latent in latents])
             with watch.stage("structure", len(inputs)):
                 decoder = PoseDecoder.of(self.release[stages.STRUCTURE])
-                structures = [structure(each, self._occupancy) for each in logits]
+                structures = _each(logits, lambda each: structure(each, self._occupancy))
                 poses = [
                     _posed(decoder, latent, each, found)
                     for latent, each, found in zip(latents, inputs, structures, strict=True)
@@ -316,8 +349,7 @@ class ObjectsPipeline(Closing):
             )
             for i in range(len(inputs))
         )
-        for number, found in enumerate(objects):
-            _require_finite(found, number)
+        _each(objects, _require_finite)
         return SceneResult(
             objects,
             points,
@@ -355,9 +387,34 @@ def needed(options: ObjectsOptions, *, depth: bool) -> tuple[ObjectsModel, ...]:
     return tuple(found)
 
 
+def _each(things: Iterable[_Thing], make: Callable[[_Thing], _Made]) -> list[_Made]:
+    """What is made of every object's thing, with the object in errors where there are several."""
+    given = list(things)
+    found: list[_Made] = []
+    for number, thing in enumerate(given, start=1):
+        with within(f"object {number}" if len(given) > 1 else ""):
+            found.append(make(thing))
+    return found
+
+
+def _check_points(points: Any) -> None:
+    shape: tuple[int, ...] = getattr(getattr(points, "points", None), "shape", ())
+    if (
+        not isinstance(points, ScenePoints)
+        or len(shape) != 3
+        or shape[0] != 3
+        or not points.points.size
+    ):
+        raise InputError(
+            f"the points are {type(points).__name__} {list(shape)}",
+            expected="ScenePoints with [3, height, width] float32",
+        )
+
+
 def _sampling(release: ObjectsRelease, model: ObjectsModel, steps: int | None) -> SamplerSettings:
     settings = SamplerSettings.of(release[model])
-    return settings if steps is None else settings.with_steps(steps)
+    with within(f"the flow of {part(model)}"):
+        return settings if steps is None else settings.with_steps(steps)
 
 
 def _check_grids(release: ObjectsRelease, options: ObjectsOptions) -> None:
@@ -382,7 +439,7 @@ def _posed(decoder: PoseDecoder, latent: Any, inputs: _Inputs, found: Structure)
     return Pose(pose.translation, pose.rotation, pose.scale * np.float32(found.scale_factor))
 
 
-def _require_finite(found: ObjectResult, number: int) -> None:
+def _require_finite(found: ObjectResult) -> None:
     cloud, pose = found.gaussians, found.pose
     arrays: dict[str, NDArray[Any]] = {
         "latent": found.latent,
@@ -398,7 +455,6 @@ def _require_finite(found: ObjectResult, number: int) -> None:
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise InputError(
-                f"numbers of its {name} are not finite",
-                where=f"object {number + 1}",
+                f"numbers of the object's {name} are not finite",
                 action="Check the pointmap and the mask, and the models with --verify.",
             )

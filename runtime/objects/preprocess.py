@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
+from sam3d_gguf.runtime.geometry.arrays import Bool, Float32, Uint8
 from sam3d_gguf.runtime.ggml.host_memory import check_available
 from sam3d_gguf.runtime.objects.metadata import integer, number
 from sam3d_gguf.runtime.objects.pointmap import normalized
@@ -113,29 +113,37 @@ def latent_inputs(rgba: Uint8, settings: PreprocessSettings) -> Mapping[str, Flo
     return _image_inputs(image, mask, crop, settings.image_size)
 
 
-def with_mask(photo: Uint8, mask: Uint8) -> Uint8:
-    """[H, W, 4]: the photo with its mask as alpha.
+def with_mask(photo: Uint8, mask: Uint8 | Bool) -> Uint8:
+    """[H, W, 4]: the photo with its mask as alpha, 255 on the object and else 0.
 
     Args:
         photo: [H, W, 3].
-        mask: [H, W], 0 to 255.
+        mask: [H, W] uint8 or bool, not 0 on the object.
 
     Raises:
         InputError: as `check_mask`.
     """
     check_mask(photo, mask)
-    return np.concatenate([photo, mask[..., None]], axis=2)
+    alpha = np.where(mask != 0, np.uint8(255), np.uint8(0))
+    return np.concatenate([photo, alpha[..., None]], axis=2)
 
 
-def check_mask(photo: Uint8, mask: Uint8, where: str = "") -> None:
+def check_mask(photo: Uint8, mask: Uint8 | Bool, where: str = "") -> None:
     """Refuse a mask that can't be a photo's object.
 
     Args:
         where: the mask's file, for messages.
 
     Raises:
-        InputError: another size, or a mask that marks nothing, everything or less than 3x3 pixels.
+        InputError: another shape or type, or a mask that marks nothing, everything or less than 3x3
+            pixels.
     """
+    if mask.ndim != 2 or mask.dtype.name not in ("uint8", "bool"):
+        raise InputError(
+            f"the mask is {mask.dtype} {list(mask.shape)}",
+            where=where,
+            expected="uint8 or bool [height, width]",
+        )
     if mask.shape != photo.shape[:2]:
         raise InputError(
             f"the mask is {mask.shape[1]}x{mask.shape[0]}",
@@ -160,7 +168,7 @@ def split(rgba: Uint8) -> tuple[Float32, Float32]:
     return np.ascontiguousarray(planes[:3]), np.ascontiguousarray(planes[3:])
 
 
-def mask_box(mask: Float32 | Uint8, factor: float, where: str = "") -> Box:
+def mask_box(mask: Float32 | Uint8 | Bool, factor: float, where: str = "") -> Box:
     """The square around what is not 0 in [H, W], its side times `factor`, in whole pixels.
 
     Args:

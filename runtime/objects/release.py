@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from sam3d_gguf.convert.contract import load_model_contract
 from sam3d_gguf.convert.stream import CONTENT_KEY, SEMANTICS_KEY
-from sam3d_gguf.extractors.models import OBJECTS, ObjectsModel, part
+from sam3d_gguf.extractors.models import MOGE, OBJECTS, ObjectsModel, part
 from sam3d_gguf.runtime.loading import load_weights
 from sam3d_gguf.runtime.weights import Weights
 from sam3d_gguf.schemas.closing import Closing
@@ -76,7 +77,18 @@ class ObjectsRelease(Closing):
 
 
 def _check_together(parts: Mapping[ObjectsModel, Weights]) -> None:
-    """Refuse parts whose digests differ from what another part says of them."""
+    """Refuse parts whose digests differ from what another says of them, or that no other names."""
+    for model, weights in parts.items():
+        for companion in load_model_contract(model).companions:
+            key = f"sam3d.companion.{companion.role}.{CONTENT_KEY.removeprefix('sam3d.')}"
+            # The depth model is of no release: it may be converted alone.
+            if companion.role in parts and model != MOGE and key not in weights.metadata:
+                raise ContractError(
+                    f"the parts are of two releases: {weights.path.name} does not name "
+                    f"{part(companion.role)}, which lies beside it",
+                    where=str(weights.path.parent),
+                    action="Convert all parts at once.",
+                )
     for key in (CONTENT_KEY, SEMANTICS_KEY):
         known = {
             str(model): (weights.metadata.get(key), weights.path.name)

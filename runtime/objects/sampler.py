@@ -77,9 +77,9 @@ class SamplerSettings:
         """The same with another number of steps.
 
         Raises:
-            InputError: less than one, or more than 1000.
+            InputError: no whole number, less than one, or more than 1000.
         """
-        if not 1 <= steps <= MAX_STEPS:
+        if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
             raise InputError(f"the number of steps is {steps}", expected=f"1 to {MAX_STEPS}")
         return dataclasses.replace(self, steps=steps)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sam3d_gguf.extractors.extraction import display_name
 from sam3d_gguf.extractors.files import OpenedFile, open_source
 from sam3d_gguf.extractors.hashing import hash_file
 from sam3d_gguf.runtime.parity.measure import Difference, measure
@@ -206,9 +206,4 @@ def _identity(opened: OpenedFile) -> FileIdentity:
     """The identity of a file that was read through this descriptor."""
     sha256 = hash_file(opened.source).sha256
     opened.assert_unchanged()
-    return FileIdentity(_printable(opened.path.name), opened.size, sha256)
-
-
-def _printable(name: str) -> str:
-    """A file's name as valid Unicode."""
-    return os.fsencode(name).decode("utf-8", "replace")
+    return FileIdentity(display_name(opened.path), opened.size, sha256)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sam3d_gguf.schemas.errors import InputError, Sam3dError
+from sam3d_gguf.schemas.errors import InputError, within
 
 
-@contextlib.contextmanager
-def naming(name: str) -> Generator[None]:
+def naming(name: str) -> AbstractContextManager[None]:
     """Put a photo's name before what its errors concern; nothing for the only one."""
-    try:
-        yield
-    except Sam3dError as error:
-        if not name:
-            raise
-        where = f"photo {name!r}" + (f", {error.where}" if error.where else "")
-        raise type(error)(
-            error.what, where=where, expected=error.expected, action=error.action
-        ) from error
+    return within(f"photo {name!r}" if name else "")
 
 
 def refuse_same_names(names: Iterable[str], path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from sam3d_gguf.extractors.extraction import display_name
 from sam3d_gguf.extractors.files import open_source
 from sam3d_gguf.runtime.geometry.arrays import Float32, Uint8
 from sam3d_gguf.runtime.ggml.host_memory import check_available
@@ -75,7 +76,7 @@ class ObjectsJob:
         """
         if self.noise is None:
             return [SeededNoise(self.seed)] * len(self.masks), f"seed {self.seed}"
-        return [StoredNoise.read(self.noise)], f"the file {self.noise.name}"
+        return [StoredNoise.read(self.noise)], f"the file {display_name(self.noise)}"
 
 
 def read_objects_batch(path: Path, seed: int) -> list[ObjectsJob]:
@@ -85,10 +86,16 @@ def read_objects_batch(path: Path, seed: int) -> list[ObjectsJob]:
         seed: of photos that give none.
 
     Raises:
-        InputError: not such a document, or two photos of one name.
+        InputError: not such a document, two photos of one name, or one with a seed and with noise.
     """
     document = as_object(load_file(path, schema="objects-batch"))
-    jobs = [_job(as_object(entry), path.parent, seed) for entry in as_array(document["images"])]
+    entries = [as_object(entry) for entry in as_array(document["images"])]
+    for index, entry in enumerate(entries):
+        if "seed" in entry and "noise" in entry:
+            raise InputError(
+                "seed and noise", where=f"{path}#/images/{index}", expected="one of them"
+            )
+    jobs = [_job(entry, path.parent, seed) for entry in entries]
     refuse_same_names((job.name for job in jobs), path)
     return jobs
 

@@ -13,6 +13,7 @@ from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.output import check_free
 from sam3d_gguf.runtime.provenance import provenance_of
 from sam3d_gguf.runtime.tensor_files import write_tensors
+from sam3d_gguf.schemas.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ def run_component_job(models: Path, job: ComponentJob, *, verify: bool = False) 
         ) as backend,
     ):
         inputs = read_inputs(job.name, release, job.inputs)
-        found = run_component(job.name, release, backend, inputs)
+        try:
+            found = run_component(job.name, release, backend, inputs)
+        except InputError as error:
+            if error.where:
+                raise
+            raise error.at(str(job.inputs)) from error
         provenance = provenance_of(backend, release.metadata)
     write_tensors(job.taps, found, provenance)

@@ -374,7 +374,15 @@ def test_a_part_that_the_others_do_not_name_is_refused(objects: Path, tmp_path: 
     (both / "manifest.json").write_text(json.dumps(document))
     done = verify([both / "manifest.json"])
     (report,) = (file for file in done.files if file.name == "ss_generator.gguf")
-    assert report.problems == ["it does not name its companion objects.ss_decoder"]
+    unnamed = "it does not name its companion objects.ss_decoder"
+    assert report.problems == [unnamed]
+    pair = [both / "ss_decoder.gguf", both / "ss_generator.gguf"]
+    assert [file.problems for file in verify(pair).files] == [[], [unnamed]]
+
+
+def test_the_depth_model_may_come_alone(objects: Path, depth: Path) -> None:
+    done = verify([objects / "ss_decoder.gguf", depth / "moge.gguf"])
+    assert done.is_good
 
 
 DELETED = object()

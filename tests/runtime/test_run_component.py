@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from sam3d_gguf.cli import parity
 from sam3d_gguf.cli import run as run_command
-from sam3d_gguf.runtime.tensor_files import TensorFile
+from sam3d_gguf.runtime.tensor_files import TensorFile, write_tensors
 
 NAME = "gaussian-decoder-4"
 
@@ -34,6 +34,17 @@ def test_a_component_s_tensors_pass_the_parity(objects: Path, tmp_path: Path) ->
     rules = ["--rules", fixture(f"rules-{NAME}.json")]
     judged = CliRunner().invoke(parity.app, [*map(str, arguments), *map(str, rules)])
     assert judged.exit_code == 0, judged.output
+
+
+def test_a_file_with_another_value_is_named(objects: Path, tmp_path: Path) -> None:
+    with TensorFile(fixture(f"inputs-{NAME}.safetensors")) as file:
+        tensors = {name: file.read(name) for name in file.tensors}
+    tensors["coords"][0] = 99
+    write_tensors(tmp_path / "in.safetensors", tensors)
+    inputs = ("--component", NAME, "--inputs", tmp_path / "in.safetensors")
+    found = run("--models", objects, *inputs, "--taps", tmp_path / "new")
+    assert found.exit_code == 2
+    assert f"{tmp_path / 'in.safetensors'}: row 0 of coords is" in found.stderr.replace("\n", "")
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,22 @@ from typing import Any
 import ball_scene
 import numpy as np
 import pytest
+import tiny_objects
 from gltf_check import complaints, scene_of
 from numpy.typing import NDArray
+from objects_facts import TINY_MOGE
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from sam3d_gguf.cli.run import app
+from sam3d_gguf.convert.objects import convert_objects
+from sam3d_gguf.extractors.models import OBJECTS
 from sam3d_gguf.runtime.ggml.errors import CancelledError
 from sam3d_gguf.runtime.ggml.store import WeightStore
 from sam3d_gguf.runtime.images import read_object_mask, read_photo
 from sam3d_gguf.runtime.objects.noise import SeededNoise, StoredNoise
 from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline
+from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.objects.report import STAGES
 from sam3d_gguf.runtime.objects.stages import ScenePoints
 from sam3d_gguf.runtime.run.objects_batch import read_pointmap
@@ -242,6 +247,25 @@ def test_a_batch(runnable: Path, given: Path, tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_a_seed_and_noise_in_a_batch(runnable: Path, given: Path) -> None:
+    entry = {"name": "a", "image": "photo.png", "masks": ["mask.png"]}
+    path = batch(given, entry, {**entry, "name": "b", "seed": 1, "noise": "noise.safetensors"})
+    found = run("--models", runnable, "--batch", path, "--out", given / "out")
+    refused(found, "batch.json#/images/1: seed and noise; expected one of them")
+
+
+def test_the_object_is_named_where_there_are_several(
+    runnable: Path, given: Path, tmp_path: Path
+) -> None:
+    npy(no_point_in_the_corner)(given)
+    corner = np.zeros((ball_scene.HEIGHT, ball_scene.WIDTH), np.uint8)
+    corner[:40, :40] = 255
+    Image.fromarray(corner).save(given / "corner.png")
+    both = ["--mask", given / "corner.png", "--out", tmp_path / "out"]
+    found = run("--models", runnable, *with_points(given), *QUICK, *both)
+    refused(found, "object 2: the pointmap has no finite point where the mask is set")
+
+
 def test_stored_noise(runnable: Path, ball: Path, tmp_path: Path) -> None:
     arguments = ["--models", runnable, *with_points(ball), *QUICK]
     taps = tmp_path / "taps.safetensors"
@@ -276,6 +300,26 @@ def test_noise_that_is_refused(
     write_tensors(tmp_path / "noise.safetensors", stored)
     noise = ["--noise", tmp_path / "noise.safetensors", "--out", tmp_path / "out"]
     refused(run("--models", runnable, *with_points(ball), *QUICK, *noise), message)
+
+
+def test_paths_that_are_not_utf8(runnable: Path, ball: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "\udcff"
+    shutil.copytree(ball, odd)
+    for path in odd.iterdir():
+        path.rename(odd / f"\udcff-{path.name}")
+    inputs = {name: odd / f"\udcff-{name}" for name in ("photo.png", "mask.png", "points.npy")}
+    arguments: list[object] = ["--models", runnable, *QUICK, "--image", inputs["photo.png"]]
+    arguments += ["--mask", inputs["mask.png"], "--pointmap", inputs["points.npy"]]
+    taps = odd / "\udcff.safetensors"
+    seeded = run(*arguments, "--out", odd / "seeded", "--taps", taps)
+    assert seeded.exit_code == 0, seeded.stderr
+    stored = run(*arguments, "--out", odd / "stored", "--noise", taps, "--json")
+    assert stored.exit_code == 0, stored.stderr
+    report: Any = load_file(odd / "stored" / "report.json", schema="objects-report")
+    assert report["sampling"]["noise"] == "the file \ufffd.safetensors"
+    two = run(*arguments, "--mask", odd / "\udcff-mask-2.png", "--out", odd / "two")
+    assert two.exit_code == 0, two.stderr
+    assert {f"object-{number}/pose.json" for number in (1, 2)} < names(odd / "two")
 
 
 def test_noise_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -318,6 +362,11 @@ def one_pixel(image: Image.Image) -> Image.Image:
 
 def one_nan(points: NDArray[Any]) -> NDArray[Any]:
     points[5, 7, 1] = np.nan
+    return points
+
+
+def no_point_in_the_corner(points: NDArray[Any]) -> NDArray[Any]:
+    points[:10, :10] = np.inf
     return points
 
 
@@ -436,8 +485,8 @@ def test_a_mask_is_no_jpeg(runnable: Path, given: Path, tmp_path: Path) -> None:
         ("--out", [], ("no folder",)),
         ("", ["--seed", -1], ("the seed is -1",)),
         ("", ["--seed", 2**64], ("the seed is",)),
-        ("", ["--steps-ss", 0], ("number of steps is 0", "1 to 1000")),
-        ("", ["--steps-slat", 1001], ("number of steps is 1001",)),
+        ("", ["--steps-ss", 0], ("flow of ss_generator: the number of steps is 0", "1 to 1000")),
+        ("", ["--steps-slat", 1001], ("flow of slat_generator: the number of steps is 1001",)),
         ("", ["--noise", "missing.safetensors"], ("missing.safetensors",)),
         ("", ["--noise", "missing.safetensors", "--seed", 1], ("one of them",)),
         ("", ["--batch", "list.json"], ("--batch stands alone",)),
@@ -482,6 +531,22 @@ def test_parts_of_two_releases(runnable: Path, objects: Path, given: Path) -> No
     shutil.copy(objects / "ss_decoder.gguf", models / "slat_decoder_mesh.gguf")
     found = run("--models", models, *with_points(given), "--out", given / "out")
     refused(found, "slat_decoder_mesh.gguf", "the file is objects.ss_decoder")
+
+
+def test_a_part_that_was_converted_alone(runnable: Path, given: Path) -> None:
+    """It names none of those beside it; the depth model needs not, which may come alone."""
+    for name, moge in (("ss_generator", None), ("moge", TINY_MOGE / "model.pt")):
+        alone = given / f"{name}-alone"
+        convert_objects(tiny_objects.request(alone, parts=(name,), moge=moge))
+        models = Path(shutil.copytree(runnable, given / f"models-{name}"))
+        shutil.copy(alone / f"{name}.gguf", models)
+        if name == "moge":
+            ObjectsRelease.open(models, OBJECTS).close()
+            continue
+        found = run("--models", models, *with_points(given), "--out", given / "out")
+        refused(
+            found, "ss_generator.gguf does not name slat_decoder_mesh", "Convert all parts at once"
+        )
 
 
 def test_a_mesh_decoder_of_another_grid(objects: Path, ball: Path, tmp_path: Path) -> None:
@@ -623,6 +688,25 @@ def test_a_call_that_lacks_something_is_refused(runnable: Path, ball: Path) -> N
             pipeline(path, [mask], [SeededNoise(0)])
         with pytest.raises(InputError, match="noise for 2 objects"):
             pipeline(pixels, [mask], [SeededNoise(0)] * 2)
+        points: Any = np.zeros((3, 4, 4), np.float32)
+        with pytest.raises(InputError, match=r"the points are ndarray \[\]"):
+            pipeline(pixels, [mask], [SeededNoise(0)], points)
+        turned = ScenePoints(np.zeros((4, 4, 3), np.float32), None, estimated=False)
+        with pytest.raises(InputError, match=r"the points are ScenePoints \[4, 4, 3\]"):
+            pipeline(pixels, [mask], [SeededNoise(0)], turned)
+        somewhere = ScenePoints(np.ones((3, 4, 4), np.float32), None, estimated=False)
+        others: list[Any] = [mask[0], mask.astype(np.float32), mask[..., None]]
+        for bad in others:
+            with pytest.raises(InputError, match="expected uint8 or bool"):
+                pipeline(pixels, [bad], [SeededNoise(0)], somewhere)
+    half: Any = 2.5
+    for refusal in (
+        lambda: ObjectsOptions(gaussians=half),
+        lambda: SeededNoise(half),
+        lambda: ObjectsPipeline.load(runnable, ObjectsOptions(structure_steps=half)),
+    ):
+        with pytest.raises(InputError, match=r"2\.5"):
+            refusal()
 
 
 def test_pointmaps_of_the_photos_shape(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sam3d_gguf.runtime.objects.noise import LATENT as LATENT_NOISE
 from sam3d_gguf.runtime.objects.noise import STRUCTURE as STRUCTURE_NOISE
 from sam3d_gguf.runtime.objects.noise import StoredNoise
 from sam3d_gguf.runtime.objects.pipeline import ObjectsOptions, ObjectsPipeline, needed
+from sam3d_gguf.runtime.objects.preprocess import check_mask
 from sam3d_gguf.runtime.objects.release import ObjectsRelease
 from sam3d_gguf.runtime.objects.stages import GAUSSIANS, LATENT, ScenePoints, Stages, no_taps
 from sam3d_gguf.runtime.objects.watch import Watch
@@ -35,11 +36,12 @@ def _wanted(release: ObjectsRelease) -> Mapping[str, Wanted]:
 def _run(release: ObjectsRelease, backend: Backend, inputs: Arrays) -> Captured:
     """What the pipeline hands from one network to the next, and the Gaussians of both decoders."""
     rgba = inputs["rgba"]
+    check_mask(rgba[..., :3], rgba[..., 3])
     points = pointmap.from_depth_model(inputs["moge_points_hwc"])
     scene = ScenePoints(points, intrinsics=None, estimated=True)
     noise = StoredNoise(inputs, "the inputs")
     with ObjectsPipeline(release, backend, _OPTIONS) as pipeline:
-        (found,) = pipeline(rgba[..., :3], [rgba[..., 3]], [noise], scene).objects
+        (found,) = pipeline.of_images([rgba], [noise], scene).objects
         coords, few = found.structure.coords, found.gaussians
         stages = Stages(release, pipeline.networks, Watch(threading.Event()), [no_taps])
         (many,) = stages.decode_gaussians([found.latent], [coords], _MANY)

@@ -108,12 +108,14 @@ def test_a_mask_that_marks_no_object_is_refused(mask: NDArray[Any], message: str
         with_mask(np.zeros((3, 4, 3), np.uint8), mask.astype(np.uint8))
 
 
-def test_a_mask_becomes_the_alpha() -> None:
+@pytest.mark.parametrize("mark", [True, np.uint8(1), np.uint8(128), np.uint8(255)])
+def test_a_mask_becomes_the_alpha(mark: Any) -> None:
     photo = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
-    mask = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    inside = np.array([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], np.bool_)
+    mask: Any = inside * mark
     merged = with_mask(photo, mask)
     np.testing.assert_array_equal(merged[..., :3], photo)
-    np.testing.assert_array_equal(merged[..., 3], mask)
+    np.testing.assert_array_equal(merged[..., 3], np.where(inside, 255, 0))
 
 
 @pytest.mark.parametrize(
