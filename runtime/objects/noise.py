@@ -63,7 +63,7 @@ class SeededNoise:
 
     def __init__(self, seed: int) -> None:
         if type(seed) is not int or not 0 <= seed <= MAX_SEED:
-            raise InputError(f"the seed is {seed}", expected=f"0 to {MAX_SEED}")
+            raise InputError(f"the seed is {seed!r}", expected=f"an int, 0 to {MAX_SEED}")
         self._seed = seed
 
     def structure(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Float32]:

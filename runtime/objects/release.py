@@ -80,7 +80,7 @@ def _check_together(parts: Mapping[ObjectsModel, Weights]) -> None:
     """Refuse parts whose digests differ from what another says of them, or that no other names."""
     for model, weights in parts.items():
         for companion in load_model_contract(model).companions:
-            key = f"sam3d.companion.{companion.role}.{CONTENT_KEY.removeprefix('sam3d.')}"
+            key = _companion_key(CONTENT_KEY, companion.role)
             # The depth model is of no release: it may be converted alone.
             if companion.role in parts and model != MOGE and key not in weights.metadata:
                 raise ContractError(
@@ -96,7 +96,7 @@ def _check_together(parts: Mapping[ObjectsModel, Weights]) -> None:
         }
         for weights in parts.values():
             for role in OBJECTS:
-                stated = weights.metadata.get(key.replace("sam3d.", f"sam3d.companion.{role}.", 1))
+                stated = weights.metadata.get(_companion_key(key, role))
                 if stated is None:
                     continue
                 found, other = known.setdefault(role, (stated, weights.path.name))
@@ -108,3 +108,8 @@ def _check_together(parts: Mapping[ObjectsModel, Weights]) -> None:
                         where=str(weights.path.parent),
                         action="Take all parts from one conversion.",
                     )
+
+
+def _companion_key(key: str, role: str) -> str:
+    """Where a file says of a companion what that says of itself under `key`."""
+    return key.replace("sam3d.", f"sam3d.companion.{role}.", 1)

@@ -80,7 +80,9 @@ class SamplerSettings:
             InputError: no whole number, less than one, or more than 1000.
         """
         if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
-            raise InputError(f"the number of steps is {steps}", expected=f"1 to {MAX_STEPS}")
+            raise InputError(
+                f"the number of steps is {steps!r}", expected=f"an int, 1 to {MAX_STEPS}"
+            )
         return dataclasses.replace(self, steps=steps)
 
     def as_distilled(self) -> Self:
